@@ -1,0 +1,102 @@
+"""memcalc: the activation memory of transformer training, exactly.
+
+The command line's questions are functions here, from a ``Config`` to a ``Report``:
+
+>>> import memcalc
+>>> config = memcalc.load("175b", sp=True, recompute="selective")
+>>> memcalc.layer_formula(config)
+Formula(34*b*h*s/t)
+>>> memcalc.activation_bytes(config)
+106954752
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.lazy import load as _load
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from memcalc.analysis.activations import activation_bytes
+    from memcalc.answers.flops import flops
+    from memcalc.answers.formula import formula
+    from memcalc.answers.layer import layer
+    from memcalc.answers.ledger import ledger
+    from memcalc.answers.models import models
+    from memcalc.answers.recompute import recompute
+    from memcalc.config import (
+        IMPLEMENTATIONS,
+        Config,
+        Implementation,
+        Model,
+        Parallel,
+        Run,
+        load,
+    )
+    from memcalc.errors import ConfigError, InputError, MemcalcError, OutputError, UsageError
+    from memcalc.formulas import Formula, layer_formula
+    from memcalc.render.figure import plot
+    from memcalc.report import Report
+
+# Public name -> where it lives; loaded when first used, so that ``import memcalc`` costs nothing.
+_PUBLIC = {
+    "Config": "memcalc.config:Config",
+    "ConfigError": "memcalc.errors:ConfigError",
+    "Formula": "memcalc.formulas:Formula",
+    "IMPLEMENTATIONS": "memcalc.config:IMPLEMENTATIONS",
+    "Implementation": "memcalc.config:Implementation",
+    "InputError": "memcalc.errors:InputError",
+    "MemcalcError": "memcalc.errors:MemcalcError",
+    "Model": "memcalc.config:Model",
+    "OutputError": "memcalc.errors:OutputError",
+    "Parallel": "memcalc.config:Parallel",
+    "Report": "memcalc.report:Report",
+    "Run": "memcalc.config:Run",
+    "UsageError": "memcalc.errors:UsageError",
+    "activation_bytes": "memcalc.analysis.activations:activation_bytes",
+    "flops": "memcalc.answers.flops:flops",
+    "formula": "memcalc.answers.formula:formula",
+    "layer": "memcalc.answers.layer:layer",
+    "layer_formula": "memcalc.formulas:layer_formula",
+    "ledger": "memcalc.answers.ledger:ledger",
+    "load": "memcalc.config:load",
+    "models": "memcalc.answers.models:models",
+    "plot": "memcalc.render.figure:plot",
+    "recompute": "memcalc.answers.recompute:recompute",
+}
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "Config",
+    "ConfigError",
+    "Formula",
+    "Implementation",
+    "InputError",
+    "MemcalcError",
+    "Model",
+    "OutputError",
+    "Parallel",
+    "Report",
+    "Run",
+    "UsageError",
+    "activation_bytes",
+    "flops",
+    "formula",
+    "layer",
+    "layer_formula",
+    "ledger",
+    "load",
+    "models",
+    "plot",
+    "recompute",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
+    return _load(_PUBLIC[name])
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

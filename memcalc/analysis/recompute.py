@@ -1,0 +1,34 @@
+"""Recomputation. A policy is a set of regions: backward runs them again from their inputs."""
+
+from collections.abc import Iterable
+
+from memcalc.blocks.layer import REGIONS
+from memcalc.errors import UsageError, nearest
+
+# The policies with names of their own, and the regions that they recompute.
+POLICIES: dict[str, frozenset[str]] = {
+    "none": frozenset(),
+    "selective": frozenset({"core_attention"}),
+    "full": frozenset({"layer"}),
+}
+
+
+def regions(words: Iterable[str]) -> frozenset[str]:
+    """The regions that words for recomputation name: policies, regions, or several of them.
+
+    >>> sorted(regions(["selective", "mlp"]))
+    ['core_attention', 'mlp']
+
+    Raises:
+        UsageError: A word is neither a policy nor a region.
+    """
+    found: set[str] = set()
+    for word in words:
+        if word in POLICIES:
+            found |= POLICIES[word]
+        elif word in REGIONS:
+            found.add(word)
+        else:
+            hint = nearest(word[:40], [*POLICIES, *REGIONS])
+            raise UsageError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
+    return frozenset(found)

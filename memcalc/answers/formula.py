@@ -1,0 +1,50 @@
+"""``formula``: the closed form of one layer's activation memory, step by step."""
+
+from memcalc import symbols
+from memcalc.answers.notes import notes, recomputation, setting
+from memcalc.config import Config
+from memcalc.formulas import Formula, layer_entries
+from memcalc.report import Column, Report
+
+
+def formula(config: Config, accounting: str = "paper") -> Report:
+    """The activation memory of one layer in bytes: each tensor, the sum of each part, the whole.
+
+    With tensor parallel 1 the letter t vanishes.
+
+    Args:
+        config: The model, its parallelism and its run.
+        accounting: ``paper`` or ``exact``.
+
+    Raises:
+        UsageError: The recomputation names what is neither a policy nor a region.
+
+    >>> from memcalc.config import load
+    >>> steps = formula(load("175b")).records()
+    >>> print(steps[-1]["step"], "=", steps[-1]["formula"])
+    one layer = b*h*s*(10 + 24/t + 5*a*s/(h*t))
+    """
+    rows = []
+    parts: dict[str, Formula] = {}
+    for entry in layer_entries(config, accounting):
+        size = Formula(entry.tensor.bytes)
+        part = entry.regions[1]
+        parts[part] = Formula(parts[part].expression + size.expression) if part in parts else size
+        rows.append((f"{part}: {entry.tensor.name}, kept by {', '.join(entry.ops)}", size))
+    rows += [(f"sum of {part}", size) for part, size in parts.items()]
+    rows.append(("one layer", Formula(sum(size.expression for size in parts.values()))))
+    return Report(
+        "formula",
+        f"Bytes that one layer of {setting(config)} keeps on a rank, {recomputation(config)}",
+        (Column("step", "text"), Column("formula", "formula")),
+        tuple(rows),
+        symbols.values(config),
+        (*notes(config, accounting), *_letters(rows[-1][1])),
+    )
+
+
+def _letters(total: Formula) -> tuple[str, ...]:
+    """A legend of the letters in a formula."""
+    names = {x.name for x in total.expression.free_symbols}
+    used = [f"{x.letter} {x.meaning}" for x in symbols.LETTERS if x.letter in names]
+    return (f"letters: {', '.join(used)}",) if used else ()

@@ -1,0 +1,71 @@
+"""``ledger``: what one layer keeps for backward, tensor by tensor."""
+
+from memcalc import symbols
+from memcalc.analysis import activations
+from memcalc.analysis.recompute import regions
+from memcalc.answers.layer import LAYER_KIND
+from memcalc.answers.notes import notes, recomputation, setting
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.graph.graph import Tensor
+from memcalc.report import Column, Report
+from memcalc.units import format_bytes
+
+
+def ledger(config: Config, accounting: str = "paper") -> Report:
+    """Each tensor that one layer keeps on one rank, under the config's own choices.
+
+    Args:
+        config: The model, its parallelism and its run.
+        accounting: ``paper`` or ``exact``.
+
+    Raises:
+        UsageError: The recomputation names what is neither a policy nor a region.
+
+    >>> from memcalc.config import load
+    >>> report = ledger(load("22b", recompute="full"))
+    >>> report.column("tensor"), report.column("bytes")
+    (['layer_input'], [100663296])
+    """
+    graph = layer_graph(config)
+    every = activations.kept(graph, regions(config.run.recompute))
+    entries = activations.counted(every, accounting)
+    dropped_by = activations.drops(graph)
+    size = activations.total(entries)
+    return Report(
+        "ledger",
+        f"What one layer of {setting(config)} keeps, {recomputation(config)}: "
+        f"{format_bytes(size)} in {len(entries)} tensors",
+        (
+            Column("layer_kind", "text", detail=True),
+            Column("tensor", "text"),
+            Column("op", "text"),
+            Column("shape", "text"),
+            Column("split", "text", detail=True),
+            Column("bytes", "bytes"),
+            Column("dropped_by", "text"),
+            Column("reason", "text", detail=True),
+            Column("source", "text", detail=True),
+        ),
+        tuple(
+            (
+                LAYER_KIND,
+                entry.tensor.name,
+                ", ".join(entry.ops),
+                entry.tensor.shape,
+                _split(entry.tensor, config),
+                entry.tensor.bytes,
+                ", ".join(dropped_by(entry.tensor)),
+                entry.reason,
+                entry.source,
+            )
+            for entry in entries
+        ),
+        symbols.values(config),
+        notes(config, accounting),
+    )
+
+
+def _split(tensor: Tensor, config: Config) -> str:
+    """What splits a tensor; ``replicated`` where several ranks hold all of it."""
+    return tensor.split or ("replicated" if config.parallel.tp > 1 else "none")

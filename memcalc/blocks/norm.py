@@ -1,0 +1,15 @@
+"""Norms: (s, b, h) -> (s, b, h)."""
+
+from memcalc.blocks.spec import Spec
+from memcalc.graph import ops
+from memcalc.graph.graph import Graph, Tensor
+
+
+def norm(g: Graph, name: str, x: Tensor, m: Spec) -> Tensor:
+    """x (s, b, h) -> (s, b, h): the model's norm, over h."""
+    with g.region("norm"):
+        if m.model.norm == "layernorm":
+            return ops.layer_norm(g, name, x)
+        if m.kernels.fused_rmsnorm:
+            return ops.rms_norm(g, name, x)
+        return ops.rms_norm_chain(g, name, x)

@@ -1,0 +1,1 @@
+"""The command line: a file a command, each parsing, asking the library once, and showing it."""

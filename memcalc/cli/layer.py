@@ -1,0 +1,29 @@
+"""``memcalc layer``."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memcalc.answers.layer import layer as answer
+from memcalc.cli.options import KERNELS, RUN, SHOW, configure, model, options, refused, show
+
+
+@click.command()
+@model
+@options(*RUN, *KERNELS, "accounting", *SHOW)
+@refused("--sp", "--no-sp", "--recompute", because="the techniques are this table's rows")
+def layer(
+    model: str, accounting: str, format_: str | None, output: Path | None, **settings: Any
+) -> None:
+    """Activation memory of one layer on one rank, under each technique.
+
+    The rows are those of table 2 of Korthikanti et al. 2022, for this model.
+
+    \b
+    Examples:
+      memcalc layer 175b
+      memcalc layer llama-2-70b --tp 8 -s 4096
+      memcalc layer path/to/config.json --tp 4 --format json
+    """
+    show(answer(configure(model, settings), accounting), format_, output)

@@ -1,0 +1,26 @@
+"""``memcalc ledger``."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memcalc.answers.ledger import ledger as answer
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
+
+
+@click.command()
+@model
+@options(*RUN, *CHOICES, *KERNELS, "accounting", *SHOW)
+def ledger(
+    model: str, accounting: str, format_: str | None, output: Path | None, **settings: Any
+) -> None:
+    """Every tensor that one layer keeps for backward on one rank, and who keeps it.
+
+    \b
+    Examples:
+      memcalc ledger 22b
+      memcalc ledger llama-3-70b --tp 8 --sp -s 4096 --accounting exact
+      memcalc ledger 175b --recompute selective --format json
+    """
+    show(answer(configure(model, settings), accounting), format_, output)

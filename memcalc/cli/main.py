@@ -1,0 +1,104 @@
+"""The group of commands, and the one place where an error becomes a line and an exit status."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+import memcalc
+from memcalc.errors import MemcalcError, nearest
+from memcalc.lazy import load
+
+# Command -> where it lives, and its help in one line (so that --help imports none of them).
+COMMANDS = {
+    "layer": ("memcalc.cli.layer:layer", "Activation memory of one layer, by technique."),
+    "ledger": ("memcalc.cli.ledger:ledger", "The same, tensor by tensor."),
+    "recompute": ("memcalc.cli.recompute:recompute", "What each recompute policy saves and costs."),
+    "flops": ("memcalc.cli.flops:flops", "FLOPs of one layer."),
+    "formula": ("memcalc.cli.formula:formula", "The closed form, step by step."),
+    "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
+    "models": ("memcalc.cli.models:models", "The catalogue of models."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is called, not when it is listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command itself, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = load(COMMANDS[cmd_name][0])
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first argument names, or an error that leads to the nearest."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(
+                f"no command {args[0][:40]!r}; {nearest(args[0], COMMANDS)}", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands with their one-line helps, from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 90},
+    epilog="""Examples:
+
+\b
+  memcalc layer 175b                        the paper's table 2 for GPT-3
+  memcalc ledger llama-3-70b --tp 8 --sp    every tensor that a layer keeps
+  memcalc layer path/to/config.json -s 4096 a Hugging Face config
+""",
+)
+@click.version_option(memcalc.__version__, prog_name="memcalc")
+def cli() -> None:
+    """The activation memory of transformer training, exactly.
+
+    MODEL is a name of the catalogue (see `memcalc models`), or the path of a JSON file: memcalc's
+    own, or a Hugging Face config.json (or its folder).
+    """
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    0: answered. 1: a check failed. 2: bad usage or input, with one line on stderr that says why.
+    """
+    try:
+        status = cli.main(args, prog_name="memcalc", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        return _fail(context.command_path if context else "memcalc", error.format_message())
+    except MemcalcError as error:
+        return _fail("memcalc", str(error))
+    except MemoryError:
+        return _fail("memcalc", "this machine has not enough memory to answer")
+    except BrokenPipeError:
+        # who reads us has gone; python would complain once more while closing stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+
+
+def _fail(where: str, message: str) -> int:
+    click.echo(f"{where}: {' '.join(message.split())}", err=True)
+    return 2

@@ -1,0 +1,120 @@
+"""Options that commands share, and what they all do: configure, and show."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from memcalc import files
+from memcalc.analysis.activations import ACCOUNTINGS
+from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
+from memcalc.config.implementation import ATTENTIONS
+from memcalc.render import SUFFIXES
+from memcalc.report import Report
+
+FORMATS = ("text", "json", "csv", "markdown", "latex")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS: dict[str, Callable[[Command], Command]] = {
+    "seq_length": click.option(
+        "-s", "--seq-length", type=click.IntRange(1, 2**31), help="Sequence length, in tokens."
+    ),
+    "micro_batch_size": click.option(
+        "-b", "--micro-batch-size", type=click.IntRange(1, 2**24), help="Sequences a micro-batch."
+    ),
+    "tp": click.option("--tp", type=click.IntRange(1, 2**20), help="Tensor-parallel size."),
+    "sp": click.option("--sp/--no-sp", default=None, help="Sequence parallelism beside --tp."),
+    "recompute": click.option(
+        "--recompute",
+        metavar="POLICY",
+        help="none, selective, full, or regions: core_attention, attention, mlp, norm, layer; "
+        "several with commas.",
+    ),
+    "attention": click.option(
+        "--attention", type=click.Choice(ATTENTIONS), help="The attention kernel."
+    ),
+    "dropout": click.option(
+        "--dropout", type=float, metavar="P", help="Probability of every dropout."
+    ),
+    "precision": click.option(
+        "--precision", type=click.Choice(list(PRECISION_BYTES)), help="Type of activations."
+    ),
+    "implementation": click.option(
+        "--implementation", type=click.Choice(list(IMPLEMENTATIONS)), help="Whose kernels run."
+    ),
+    "accounting": click.option(
+        "--accounting",
+        type=click.Choice(list(ACCOUNTINGS)),
+        default="paper",
+        show_default=True,
+        help="paper leaves small buffers out; exact counts every byte.",
+    ),
+    "format": click.option(
+        "--format",
+        "format_",
+        type=click.Choice(FORMATS),
+        help="Output format.  [default: text, or by the suffix of -o]",
+    ),
+    "output": click.option(
+        "-o", "--output", type=click.Path(path_type=Path), help="Write to a file, not to stdout."
+    ),
+}
+
+model = click.argument("model")
+RUN = ("seq_length", "micro_batch_size", "tp")
+CHOICES = ("sp", "recompute")
+KERNELS = ("attention", "dropout", "precision", "implementation")
+SHOW = ("format", "output")
+
+
+def options(*names: str) -> Callable[[Command], Command]:
+    """A decorator that adds shared options, in this order, to a command."""
+
+    def add(command: Command) -> Command:
+        for name in reversed(names):
+            command = _OPTIONS[name](command)
+        return command
+
+    return add
+
+
+def configure(target: str, settings: Mapping[str, Any]) -> Config:
+    """The Config of MODEL and the options; its warnings go to stderr."""
+    config = load(target, **settings)
+    for warning in config.warnings:
+        click.echo(f"memcalc: warning: {warning}", err=True)
+    return config
+
+
+def show(report: Report, format_: str | None, output: Path | None) -> None:
+    """Print a report, or write it to a file in the format asked for, or by the file's suffix."""
+    by_suffix = SUFFIXES.get(output.suffix.lower()) if output else None
+    write(report.render(format_ or by_suffix or "text"), output)
+
+
+def write(text: str, output: Path | None) -> None:
+    """Print a text, or write it to a file, whole or not at all."""
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        files.write(output, text.encode())
+
+
+def refused(*names: str, because: str) -> Callable[[Command], Command]:
+    """A decorator for options that other commands have and this one, for a reason, has not."""
+
+    def refuse(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+        if value:
+            raise click.UsageError(f"{option.opts[0]} has no place here: {because}", ctx)
+
+    def add(command: Command) -> Command:
+        for name in names:
+            flag = name != "--recompute"
+            command = click.option(
+                name, is_flag=flag, hidden=True, expose_value=False, callback=refuse
+            )(command)
+        return command
+
+    return add

@@ -1,0 +1,66 @@
+"""The catalogue of models that ship with memcalc, and the one way in: ``load``."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memcalc import resources
+from memcalc.config import readers
+from memcalc.config.config import Config, Source, configure
+from memcalc.config.readers import native
+from memcalc.errors import ConfigError, nearest
+
+
+def names() -> list[str]:
+    """The names of the catalogue's models.
+
+    >>> "llama-3-70b" in names()
+    True
+    """
+    return list(resources.names("models", ".json"))
+
+
+def entries() -> Iterator[Source]:
+    """The catalogue's models with what is known of their runs."""
+    return (_entry(name) for name in names())
+
+
+def load(target: str, **settings: Any) -> Config:
+    """A model with its parallelism and run, from a catalogue name or a path.
+
+    Args:
+        target: A name of the catalogue, or the path of a JSON file or of a folder that holds a
+            ``config.json``.
+        settings: What replaces the file's word, or memcalc's assumption: ``seq_length``,
+            ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
+            ``implementation``, ``attention``, ``dropout``, ``tp``, ``sp``, ``pp``, ``vpp``, ``dp``.
+
+    Raises:
+        ConfigError: The target is unknown, or a setting cannot be.
+        InputError: The file cannot be read.
+
+    >>> load("175b", sp=True).parallel
+    Parallel(tp=8, sp=True, pp=8, vpp=3, dp=1)
+    """
+    return configure(_source(target), settings)
+
+
+def _source(target: str) -> Source:
+    known = names()
+    if target.lower() in known:
+        return _entry(target.lower())
+    path = Path(target)
+    if (
+        "\0" not in target
+        and len(target) < 4096
+        and ("/" in target or "\\" in target or path.suffix == ".json" or path.exists())
+    ):
+        return readers.read(path)
+    raise ConfigError(
+        f"{target[:60]!r} is neither a model of the catalogue nor a file; {nearest(target, known)}"
+    )
+
+
+def _entry(name: str) -> Source:
+    path = f"models/{name}.json"
+    return native.read(readers.parse(resources.read(path), path), name)

@@ -1,0 +1,166 @@
+"""A model, its parallelism and its run, held together and checked against one another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from memcalc.config import fields
+from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
+from memcalc.config.model import Model
+from memcalc.config.parallel import Parallel
+from memcalc.config.run import Run
+from memcalc.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All that memcalc needs to know before it can answer.
+
+    Attributes:
+        model: The model.
+        parallel: How it is spread over ranks.
+        run: How it is trained.
+        assumed: What nobody said and memcalc assumed.
+        warnings: What the input says and memcalc does not model, or what has no effect.
+
+    Raises:
+        ConfigError: A degree does not divide the axis that it splits.
+
+    >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
+    >>> Config(model, Parallel(tp=3), Run(seq_length=128))
+    Traceback (most recent call last):
+        ...
+    memcalc.errors.ConfigError: tensor parallel 3 does not divide heads 8
+    """
+
+    model: Model
+    parallel: Parallel
+    run: Run
+    assumed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        model, tp = self.model, self.parallel.tp
+        tensor = ("tensor parallel", tp)
+        fields.divides(tensor, ("heads", model.heads))
+        if model.kv_heads >= tp:
+            fields.divides(tensor, ("kv_heads", model.kv_heads))
+        else:
+            fields.divides(("kv_heads", model.kv_heads), tensor)
+            fields.divides(
+                tensor,
+                ("the query, key and value width", _qkv_width(model)),
+            )
+        fields.divides(tensor, ("ffn_size", model.ffn_size))
+        if self.parallel.sp:
+            fields.divides(("sequence parallel", tp), ("sequence length", self.run.seq_length))
+
+    def with_parallel(self, **degrees: Any) -> "Config":
+        """The same model and run with other degrees of parallelism."""
+        return replace(self, parallel=replace(self.parallel, **degrees))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a file or a catalogue entry says.
+
+    Attributes:
+        model: The model.
+        settings: What it says of parallelism and run, by the names of ``SETTINGS``.
+        assumed: What the reader assumed.
+        warnings: What the reader met and could not use.
+    """
+
+    model: Model
+    settings: Mapping[str, Any]
+    assumed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp")
+RUN_SETTINGS = ("seq_length", "micro_batch_size", "global_batch_size", "precision")
+OTHER_SETTINGS = ("recompute", "implementation", "attention", "dropout")
+SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
+
+
+def configure(source: Source, overrides: Mapping[str, Any]) -> Config:
+    """A Config from what a source says, what overrides it, and what is assumed of the rest.
+
+    Args:
+        source: The model, with what is known of its parallelism and run.
+        overrides: Settings that replace the source's; None leaves a setting as it is.
+
+    Raises:
+        ConfigError: A setting is unknown or out of its bounds, or the sequence length is unknown.
+    """
+    said = {**source.settings, **{k: v for k, v in overrides.items() if v is not None}}
+    for name in said:
+        if name not in SETTINGS:
+            raise ConfigError(f"setting {name!r} is unknown; {nearest(name, SETTINGS)}")
+    assumed = list(source.assumed)
+    if "seq_length" not in said:
+        if source.model.max_seq_length is None:
+            raise ConfigError(
+                f"{source.model.name} states no context length: give the sequence length (-s)"
+            )
+        said["seq_length"] = source.model.max_seq_length
+        assumed.append(f"sequence length {said['seq_length']} (the model's context length)")
+    if "micro_batch_size" not in said:
+        assumed.append("micro-batch size 1")
+    if "tp" not in said:
+        assumed.append("no tensor parallelism")
+    if "precision" not in said:
+        assumed.append("bf16 activations")
+    kernels = _implementation(said)
+    if "implementation" not in said:
+        assumed.append(f"implementation {kernels.name}")
+    run: dict[str, Any] = {name: said[name] for name in RUN_SETTINGS if name in said}
+    if "recompute" in said:
+        run["recompute"] = _words(said["recompute"])
+    parallel = Parallel(**{name: said[name] for name in PARALLEL_SETTINGS if name in said})
+    warnings = source.warnings
+    if parallel.sp and parallel.tp == 1:
+        warnings += ("sequence parallelism has no effect with tensor parallel 1",)
+    return Config(
+        _with_dropout(source.model, said.get("dropout")),
+        parallel,
+        Run(**run, implementation=kernels),
+        tuple(assumed),
+        warnings,
+    )
+
+
+def _qkv_width(model: Model) -> int:
+    return (model.heads + 2 * model.kv_heads) * model.head_size
+
+
+def _implementation(said: Mapping[str, Any]) -> Implementation:
+    name = said.get("implementation", "megatron")
+    if isinstance(name, Implementation):
+        kernels = name
+    else:
+        fields.word("implementation", name, IMPLEMENTATIONS)
+        kernels = IMPLEMENTATIONS[name]
+    if "attention" in said:
+        kernels = replace(kernels, attention=said["attention"])
+    return kernels
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """``"attention,mlp"`` or a list of words as a tuple of words."""
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
+        raise ConfigError("recompute must be a policy or names of regions, separated by commas")
+    return tuple(word.strip() for word in words)
+
+
+def _with_dropout(model: Model, dropout: float | None) -> Model:
+    if dropout is None:
+        return model
+    fields.probability("dropout", dropout)
+    return replace(
+        model,
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
+        embedding_dropout=dropout,
+    )

@@ -1,0 +1,102 @@
+"""Which kernels run: two implementations of one layer keep different tensors for backward."""
+
+from dataclasses import dataclass
+
+from memcalc.config import fields
+
+ATTENTIONS = ("flash", "unfused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """The variants of operations that an implementation uses.
+
+    Attributes:
+        name: The word for it on the command line.
+        source: Where its choices were seen.
+        attention: ``flash`` (no tensor of s x s is kept) or ``unfused``.
+        fused_rmsnorm: Whether RMSNorm is one kernel that keeps its input, or a chain of fp32
+            operations that keeps more. (LayerNorm is one kernel everywhere.)
+        fused_gelu: Whether the tanh form of GeLU (``gelu_new``) is one kernel, or a chain.
+        fused_gate: Whether a gated activation is one kernel that keeps its packed input, or an
+            activation and a product that keep their inputs each.
+        softmax_fp32: Whether the unfused softmax is kept in fp32 where the model asks for one. (A
+            fused kernel keeps its output in the activations' type, whatever it computes in.)
+        repeats_kv: Whether unfused attention repeats K and V to all heads before its products.
+        keeps_gathered: Whether sequence parallelism keeps the gathered inputs of the linears,
+            rather than gathering them again in backward.
+        rng_bytes: Bytes of random-number state that a flash kernel keeps.
+
+    Raises:
+        ConfigError: ``attention`` is unknown.
+
+    >>> IMPLEMENTATIONS["paper"].attention
+    'unfused'
+    """
+
+    name: str
+    source: str
+    attention: str = "flash"
+    fused_rmsnorm: bool = True
+    fused_gelu: bool = True
+    fused_gate: bool = True
+    softmax_fp32: bool = False
+    repeats_kv: bool = False
+    keeps_gathered: bool = False
+    rng_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        fields.word("attention", self.attention, ATTENTIONS)
+
+
+IMPLEMENTATIONS = {
+    record.name: record
+    for record in (
+        Implementation(
+            name="paper",
+            source="Megatron-LM of 2022, as Korthikanti et al. 2022 count it",
+            attention="unfused",
+        ),
+        Implementation(
+            name="megatron",
+            source="Megatron-core with Transformer Engine layers and FlashAttention",
+            repeats_kv=True,
+            rng_bytes=16,
+        ),
+        Implementation(
+            name="megatron-local",
+            source="Megatron-core's local layer spec with its fused softmax",
+            attention="unfused",
+            repeats_kv=True,
+        ),
+        Implementation(
+            name="torch",
+            source="plain PyTorch modules under DTensor tensor and sequence parallelism",
+            fused_gate=False,
+            keeps_gathered=True,
+            rng_bytes=24,
+        ),
+        Implementation(
+            name="transformers-eager",
+            source="Hugging Face transformers 5, attn_implementation='eager'",
+            attention="unfused",
+            fused_rmsnorm=False,
+            fused_gelu=False,
+            fused_gate=False,
+            softmax_fp32=True,
+            repeats_kv=True,
+            keeps_gathered=True,
+        ),
+        Implementation(
+            name="transformers-sdpa",
+            source="Hugging Face transformers 5, attn_implementation='sdpa' (flash kernel)",
+            fused_rmsnorm=False,
+            fused_gelu=False,
+            fused_gate=False,
+            softmax_fp32=True,
+            repeats_kv=True,
+            keeps_gathered=True,
+            rng_bytes=24,
+        ),
+    )
+}

@@ -1,0 +1,56 @@
+"""memcalc's own JSON: ``{"memcalc": 1, "model": {...}, "parallel": {...}, "run": {...}}``.
+
+The keys of ``model`` are the fields of ``Model``; those of ``parallel`` and ``run`` are the
+settings of ``Parallel`` and ``Run``, with ``attention`` and ``dropout`` as on the command line.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from memcalc.config.config import OTHER_SETTINGS, PARALLEL_SETTINGS, RUN_SETTINGS, Source
+from memcalc.config.model import Model
+from memcalc.errors import InputError, nearest
+
+VERSION = 1
+_MODEL = tuple(field.name for field in dataclass_fields(Model))
+_REQUIRED = ("layers", "hidden_size", "heads")
+
+
+def read(content: Mapping[str, Any], name: str) -> Source:
+    """The Source that a native file describes; ``name`` is used where the file gives none.
+
+    Raises:
+        InputError: A key is unknown or missing, or the version is another one.
+        ConfigError: A value is out of its bounds.
+
+    >>> model = {"layers": 2, "hidden_size": 64, "heads": 4}
+    >>> read({"memcalc": 1, "model": model, "parallel": {"tp": 2}}, "toy").settings
+    {'tp': 2}
+    """
+    if content["memcalc"] != VERSION or content["memcalc"] is True:
+        raise InputError(f'"memcalc" must be {VERSION}, the version of the format')
+    _known("the file", content, ("memcalc", "model", "parallel", "run"))
+    model = _section(content, "model", _MODEL)
+    for key in _REQUIRED:
+        if key not in model:
+            raise InputError(f"model has no {key!r}")
+    parallel = _section(content, "parallel", PARALLEL_SETTINGS)
+    run = _section(content, "run", (*RUN_SETTINGS, *OTHER_SETTINGS))
+    return Source(Model(**{"name": name, **model}), {**parallel, **run})
+
+
+def _section(content: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:
+    """A section without its nulls, which say nothing."""
+    section = content.get(key, {})
+    if not isinstance(section, dict):
+        raise InputError(f"{key!r} must be an object")
+    _known(key, section, known)
+    return {name: value for name, value in section.items() if value is not None}
+
+
+def _known(where: str, section: Mapping[str, Any], known: Iterable[str]) -> None:
+    known = list(known)
+    for key in section:
+        if key not in known:
+            raise InputError(f"{where} has an unknown key {key[:40]!r}; {nearest(key, known)}")

@@ -1,0 +1,48 @@
+"""How a training step runs: sizes, precision, kernels and recomputation."""
+
+from dataclasses import dataclass
+
+from memcalc.config import fields
+from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
+
+PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training run's settings.
+
+    Attributes:
+        seq_length: s, tokens of a sequence.
+        micro_batch_size: b, sequences of a micro-batch.
+        global_batch_size: Sequences of an iteration, over all ranks, or None if unknown.
+        precision: The type of activations: ``bf16``, ``fp16`` or ``fp32``.
+        recompute: Words that say what backward recomputes: a policy (``none``, ``selective``,
+            ``full``) or names of regions (``attention``, ``mlp``, ...).
+        implementation: The kernels.
+
+    Raises:
+        ConfigError: A value is out of its bounds.
+
+    >>> Run(seq_length=2048).activation_bytes
+    2
+    """
+
+    seq_length: int
+    micro_batch_size: int = 1
+    global_batch_size: int | None = None
+    precision: str = "bf16"
+    recompute: tuple[str, ...] = ("none",)
+    implementation: Implementation = IMPLEMENTATIONS["megatron"]
+
+    def __post_init__(self) -> None:
+        fields.whole("seq_length", self.seq_length, 2**31)
+        fields.whole("micro_batch_size", self.micro_batch_size, 2**24)
+        if self.global_batch_size is not None:
+            fields.whole("global_batch_size", self.global_batch_size, 2**31)
+        fields.word("precision", self.precision, PRECISION_BYTES)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one element of an activation."""
+        return PRECISION_BYTES[self.precision]

@@ -1,0 +1,170 @@
+"""Tensor, Op and Graph: what running a block's forward pass records."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import NamedTuple
+
+from memcalc.graph.mesh import Axis, Mesh, Size
+
+
+class Tensor:
+    """An activation, as one rank holds it. Two tensors are the same only if they are one object.
+
+    Attributes:
+        name: What the tensor is.
+        axes: Its axes, in the order of its memory's meaning: tokens first, features last.
+        dtype_bytes: Bytes of an element.
+        bytes: Bytes on one rank.
+        kept_as: What stands in for the tensor where an operation saves it: the shard that backward
+            gathers again; None where the tensor itself is kept.
+    """
+
+    __slots__ = ("axes", "bytes", "dtype_bytes", "kept_as", "name")
+
+    def __init__(
+        self,
+        name: str,
+        axes: tuple[Axis, ...],
+        dtype_bytes: int,
+        kept_as: "Tensor | None" = None,
+    ) -> None:
+        self.name = name
+        self.axes = axes
+        self.dtype_bytes = dtype_bytes
+        self.bytes: Size = prod((axis.local for axis in axes), start=dtype_bytes)
+        self.kept_as = kept_as
+
+    @property
+    def shape(self) -> str:
+        """The shape in letters, as in ``s/t b h``."""
+        return " ".join(axis.letter for axis in self.axes)
+
+    @property
+    def split(self) -> str:
+        """What splits the tensor over ranks: ``tensor``, ``sequence``, or nothing."""
+        return next((axis.split for axis in self.axes if axis.split), "")
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name}: {self.shape}, {self.bytes} bytes)"
+
+
+class Save(NamedTuple):
+    """A tensor that an operation keeps for backward, why, and where that was seen."""
+
+    tensor: Tensor
+    reason: str
+    source: str
+
+
+class Move(NamedTuple):
+    """A collective that an operation runs.
+
+    Attributes:
+        collective: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
+        phase: ``forward`` or ``backward``.
+        bytes: Bytes of the whole tensor, that each rank holds before or after.
+        degree: How many ranks take part.
+        overlapped_with: The computation that hides it, or nothing.
+    """
+
+    collective: str
+    phase: str
+    bytes: Size
+    degree: Size
+    overlapped_with: str = ""
+
+
+class Weight(NamedTuple):
+    """A parameter: its axes over all ranks, and the axis along which it is split, if any."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    split: str = ""
+
+
+class Region:
+    """A named part of the forward pass: what a recompute policy may select."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Op(NamedTuple):
+    """One operation of the forward pass.
+
+    Attributes:
+        name: What it is called in its block.
+        kind: The function of ``memcalc.graph.ops`` that recorded it.
+        inputs: The activations it reads.
+        outputs: The activations it makes.
+        regions: The regions that it is in, outermost first.
+        saves: What it keeps for backward.
+        flops: Forward FLOPs of its matrix products, over all ranks, each product counted once; a
+            multiply-add is two.
+        moves: The collectives it runs.
+        weights: The parameters it owns.
+    """
+
+    name: str
+    kind: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    regions: tuple[Region, ...]
+    saves: Sequence[Save] = ()
+    flops: Size = 0
+    moves: Sequence[Move] = ()
+    weights: Sequence[Weight] = ()
+
+
+class Graph:
+    """The operations of a forward pass, in order.
+
+    Attributes:
+        mesh: The ranks that share the pass.
+        dtype_bytes: Bytes of an element of an activation, where an operation does not differ.
+        ops: The operations so far.
+
+    >>> graph = Graph(Mesh())
+    >>> with graph.region("layer"):
+    ...     x = graph.input("x", (Axis.whole("s", 4), Axis.whole("h", 8)))
+    >>> x
+    Tensor(x: s h, 64 bytes)
+    """
+
+    def __init__(self, mesh: Mesh, dtype_bytes: int = 2) -> None:
+        self.mesh = mesh
+        self.dtype_bytes = dtype_bytes
+        self.ops: list[Op] = []
+        self._regions: tuple[Region, ...] = ()
+
+    @contextmanager
+    def region(self, name: str) -> Iterator[None]:
+        """What is recorded inside belongs to the named region, and to those around it."""
+        outside = self._regions
+        self._regions = (*outside, Region(name))
+        try:
+            yield
+        finally:
+            self._regions = outside
+
+    def input(self, name: str, axes: tuple[Axis, ...]) -> Tensor:
+        """An activation that comes from outside the graph."""
+        return Tensor(name, axes, self.dtype_bytes)
+
+    def record(
+        self,
+        name: str,
+        kind: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        saves: Sequence[Save] = (),
+        flops: Size = 0,
+        moves: Sequence[Move] = (),
+        weights: Sequence[Weight] = (),
+    ) -> None:
+        """Add an operation in the current regions."""
+        op = Op(name, kind, inputs, outputs, self._regions, saves, flops, moves, weights)
+        self.ops.append(op)

@@ -1,0 +1,397 @@
+"""The operations: for each its shapes, what it keeps for backward and why, FLOPs and weights.
+
+This file is where coefficients live. A layer's 34 is the sum of what the functions below save.
+
+Convention: FLOPs are those of matrix products only, a multiply-add is two, and a causal mask saves
+none of them. Activations are laid out tokens first: ``(s, b, features...)``.
+"""
+
+from collections.abc import Mapping
+
+from memcalc.graph.graph import Graph, Move, Save, Tensor, Weight
+from memcalc.graph.mesh import SEQUENCE, TENSOR, Axis, Size, elements
+
+KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
+KORTHIKANTI_SP = "Korthikanti et al. 2022, section 4.2.2"
+TORCH_NORM = "PyTorch native_layer_norm: result1, result2 are saved, in fp32 on CUDA"
+TORCH_RMS_NORM = "PyTorch _fused_rms_norm: input and rstd (fp32) are saved"
+TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
+MEGATRON_GATE = "Megatron-core fusions/fused_bias_swiglu.py: save_for_backward(input)"
+FLASH = "FlashAttention: save_for_backward(q, k, v, out, softmax_lse, rng_state)"
+
+COLUMN = "column"
+ROW = "row"
+REPLICATED = "replicated"
+
+
+# --- matrix products ---------------------------------------------------------------------------
+
+
+def linear(
+    g: Graph,
+    name: str,
+    x: Tensor,
+    outputs: Mapping[str, tuple[Axis, ...]],
+    split: str,
+    bias: bool = False,
+) -> list[Tensor]:
+    """x (s, b, in...) -> one tensor (s, b, out...) for each of ``outputs``, by one product.
+
+    Saves its input: the weight's gradient is x^T dy. A bias saves nothing more.
+
+    Args:
+        g: The graph.
+        name: The name of the operation.
+        x: The input; of a row-split linear, its features are split already.
+        outputs: The features of each output, over all ranks.
+        split: ``COLUMN`` (the first axis of the features of each output is split), ``ROW`` (the
+            output is a partial sum) or ``REPLICATED``.
+        bias: Whether it has a bias.
+    """
+    tokens, features = x.axes[:2], x.axes[2:]
+    made = []
+    width: Size = 0
+    for output, axes in outputs.items():
+        width += elements(axes)
+        local = (g.mesh.tensor(axes[0]), *axes[1:]) if split == COLUMN else axes
+        made.append(Tensor(output, (*tokens, *local), g.dtype_bytes))
+    out = Axis.whole("out", width)
+    weight_split = "" if split == REPLICATED else TENSOR
+    weights = [Weight(f"{name}.weight", (out, *features), weight_split)]
+    if bias:
+        weights.append(Weight(f"{name}.bias", (out,), TENSOR if split == COLUMN else ""))
+    save = Save(x, "input: the weight's gradient needs it", KORTHIKANTI)
+    if x.kept_as is not None:
+        save = Save(x.kept_as, "input's shard: backward gathers it again", KORTHIKANTI_SP)
+    g.record(
+        name,
+        "linear",
+        (x,),
+        made,
+        saves=(save,),
+        flops=2 * elements(x.axes) * width,
+        weights=weights,
+    )
+    return made
+
+
+def matmul(
+    g: Graph, name: str, output: str, x: Tensor, y: Tensor, axes: tuple[Axis, ...], over: Axis
+) -> Tensor:
+    """A product of two activations, x and y, summed over the axis ``over``.
+
+    Saves both: the gradient of each needs the other.
+    """
+    out = Tensor(output, axes, g.dtype_bytes)
+    reason = "factor: the other factor's gradient needs it"
+    g.record(
+        name,
+        "matmul",
+        (x, y),
+        (out,),
+        saves=(Save(x, reason, KORTHIKANTI), Save(y, reason, KORTHIKANTI)),
+        flops=2 * elements(axes) * over.size,
+    )
+    return out
+
+
+def flash_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int) -> Tensor:
+    """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), with nothing of s x s kept.
+
+    Saves q, k, v, the output and the fp32 log-sum-exp of each row, from which backward makes the
+    probabilities again; the state of the random numbers stands in for a dropout mask. FLOPs are
+    those of the two products; causal or not, all s x s of them count.
+    """
+    s, b, heads, d = q.axes
+    out = Tensor("context", q.axes, g.dtype_bytes)
+    lse = Tensor("log_sum_exp", (b, heads, s), 4)
+    saves = [
+        Save(q, "backward makes the scores again from it", FLASH),
+        Save(k, "backward makes the scores again from it", FLASH),
+        Save(v, "the gradient of the probabilities needs it", FLASH),
+        Save(out, "the softmax's gradient needs its row sums with dy", FLASH),
+        Save(lse, "log-sum-exp, fp32: normalises the scores made again", FLASH),
+    ]
+    if rng_bytes:
+        rng = Tensor("rng_state", (Axis.whole(str(rng_bytes), rng_bytes),), 1)
+        saves.append(Save(rng, "seed and offset of the kernel's random numbers", FLASH))
+    flops = 2 * (2 * elements((s, b, heads, d)) * s.size)
+    g.record(name, "flash_attention", (q, k, v), (out,), saves=saves, flops=flops)
+    return out
+
+
+# --- the unfused attention's pieces ------------------------------------------------------------
+
+
+def rotary(g: Graph, name: str, x: Tensor) -> Tensor:
+    """Rotary position embedding: a rotation by fixed angles.
+
+    Saves only the tables of sines and cosines, which the whole model shares.
+    """
+    return _elementwise(g, name, "rotary", x)
+
+
+def repeat_heads(g: Graph, name: str, x: Tensor, heads: Axis) -> Tensor:
+    """(s, b, k, d) -> (s, b, a, d): each key-value head copied for its group. Saves nothing."""
+    s, b, _, d = x.axes
+    out = Tensor(f"{x.name}_repeated", (s, b, heads, d), x.dtype_bytes)
+    g.record(name, "repeat_heads", (x,), (out,))
+    return out
+
+
+def scale(g: Graph, name: str, x: Tensor) -> Tensor:
+    """A product with a constant. Saves nothing."""
+    return _elementwise(g, name, "scale", x)
+
+
+def mask(g: Graph, name: str, x: Tensor) -> Tensor:
+    """Scores that may not be attended to become -inf.
+
+    Saves nothing of its own: a mask that is materialised is one for the whole model.
+    """
+    return _elementwise(g, name, "mask", x)
+
+
+def softmax(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
+    """Softmax over the last axis. Saves its output, in which its gradient is written."""
+    out = Tensor(f"{name}_output", x.axes, dtype_bytes)
+    save = Save(out, "output: its gradient is written in it", KORTHIKANTI)
+    g.record(name, "softmax", (x,), (out,), saves=(save,))
+    return out
+
+
+def cast(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
+    """Another type of number; the same tensor where the type is the same. Saves nothing."""
+    if x.dtype_bytes == dtype_bytes:
+        return x
+    out = Tensor(name, x.axes, dtype_bytes)
+    g.record(name, "cast", (x,), (out,))
+    return out
+
+
+# --- element by element ------------------------------------------------------------------------
+
+
+def dropout(g: Graph, name: str, x: Tensor, probability: float) -> Tensor:
+    """Dropout; without a probability it is not there. Saves its mask, a byte an element."""
+    if not probability:
+        return x
+    drop_mask = Tensor(f"{name}_mask", x.axes, 1)
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    save = Save(drop_mask, "mask, one byte an element", KORTHIKANTI)
+    g.record(name, "dropout", (x,), (out,), saves=(save,))
+    return out
+
+
+def add(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
+    """A sum, as of a residual connection. Saves nothing."""
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    g.record(name, "add", (x, y), (out,))
+    return out
+
+
+def multiply(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
+    """A product, element by element. Saves both factors."""
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    reason = "factor: the other factor's gradient needs it"
+    saves = (Save(x, reason, TORCH_CHAIN), Save(y, reason, TORCH_CHAIN))
+    g.record(name, "multiply", (x, y), (out,), saves=saves)
+    return out
+
+
+def gelu(g: Graph, name: str, x: Tensor) -> Tensor:
+    """GeLU in one kernel. Saves its input."""
+    return _activation(g, name, "gelu", x)
+
+
+def silu(g: Graph, name: str, x: Tensor) -> Tensor:
+    """SiLU in one kernel. Saves its input."""
+    return _activation(g, name, "silu", x)
+
+
+def gelu_chain(g: Graph, name: str, x: Tensor) -> Tensor:
+    """GeLU's tanh form, 0.5x * (1 + tanh(c(x + c'x^3))), operation by operation.
+
+    Saves x (for the power), the tanh (for its own gradient), and both factors of the last product.
+    """
+    inner, half, factor = (
+        Tensor(f"{name}_{part}", x.axes, x.dtype_bytes) for part in ("tanh", "half", "factor")
+    )
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    saves = (
+        Save(x, "input: the power's gradient needs it", TORCH_CHAIN),
+        Save(inner, "tanh: its gradient is written in it", TORCH_CHAIN),
+        Save(half, "factor: the other factor's gradient needs it", TORCH_CHAIN),
+        Save(factor, "factor: the other factor's gradient needs it", TORCH_CHAIN),
+    )
+    g.record(name, "gelu_chain", (x,), (out,), saves=saves)
+    return out
+
+
+def gated_activation(g: Graph, name: str, packed: Tensor, axis: Axis) -> Tensor:
+    """(s, b, 2f) -> (s, b, f): act(gate) * up in one kernel. Saves its packed input.
+
+    ``axis`` is the output's features, f, as one rank holds them.
+    """
+    out = Tensor(f"{name}_output", (*packed.axes[:2], axis), packed.dtype_bytes)
+    save = Save(packed, "packed gate and up: both gradients come from them", MEGATRON_GATE)
+    g.record(name, "gated_activation", (packed,), (out,), saves=(save,))
+    return out
+
+
+# --- norms -------------------------------------------------------------------------------------
+
+
+def layer_norm(g: Graph, name: str, x: Tensor) -> Tensor:
+    """LayerNorm. Saves its input, and the fp32 mean and reciprocal deviation of each token."""
+    mean = Tensor(f"{name}_mean", x.axes[:2], 4)
+    rstd = Tensor(f"{name}_rstd", x.axes[:2], 4)
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    hidden = x.axes[2:]
+    g.record(
+        name,
+        "layer_norm",
+        (x,),
+        (out,),
+        saves=(
+            Save(x, "input: it is normalised again in backward", KORTHIKANTI),
+            Save(mean, "mean of each token, fp32", TORCH_NORM),
+            Save(rstd, "reciprocal deviation of each token, fp32", TORCH_NORM),
+        ),
+        weights=(Weight(f"{name}.weight", hidden), Weight(f"{name}.bias", hidden)),
+    )
+    return out
+
+
+def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
+    """RMSNorm in one kernel. Saves its input, and the fp32 reciprocal norm of each token."""
+    rstd = Tensor(f"{name}_rstd", x.axes[:2], 4)
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    g.record(
+        name,
+        "rms_norm",
+        (x,),
+        (out,),
+        saves=(
+            Save(x, "input: it is normalised again in backward", TORCH_RMS_NORM),
+            Save(rstd, "reciprocal norm of each token, fp32", TORCH_RMS_NORM),
+        ),
+        weights=(Weight(f"{name}.weight", x.axes[2:]),),
+    )
+    return out
+
+
+def rms_norm_chain(g: Graph, name: str, x: Tensor) -> Tensor:
+    """RMSNorm operation by operation, in fp32, as Hugging Face's Llama does it.
+
+    Saves the input in fp32, the reciprocal norm, and the normalised input that the weight scales.
+    """
+    wide = cast(g, f"{name}_fp32", x, 4)
+    rstd = Tensor(f"{name}_rstd", x.axes[:2], 4)
+    normal = Tensor(f"{name}_normalised_fp32", x.axes, 4)
+    g.record(
+        f"{name}_normalise",
+        "rms_norm_chain",
+        (wide,),
+        (normal,),
+        saves=(
+            Save(wide, "input in fp32: square and product need it", TORCH_CHAIN),
+            Save(rstd, "reciprocal norm of each token, fp32", TORCH_CHAIN),
+        ),
+    )
+    narrow = cast(g, f"{name}_normalised", normal, x.dtype_bytes)
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    g.record(
+        name,
+        "rms_norm_chain",
+        (narrow,),
+        (out,),
+        saves=(Save(narrow, "normalised input: the weight's gradient needs it", TORCH_CHAIN),),
+        weights=(Weight(f"{name}.weight", x.axes[2:]),),
+    )
+    return out
+
+
+# --- the conjugate collectives -----------------------------------------------------------------
+
+
+def enter_tensor_parallel(g: Graph, name: str, x: Tensor, keeps_gathered: bool) -> Tensor:
+    """x (s, b, h) on its way into a tensor-parallel region: g under sequence parallelism, else f.
+
+    ``keeps_gathered`` says whether backward finds g's output kept, or gathers it again.
+    """
+    if g.mesh.t == 1:
+        return x
+    if g.mesh.sequence_parallel:
+        return all_gather(g, name, x, keeps_gathered)
+    return copy(g, name, x)
+
+
+def leave_tensor_parallel(g: Graph, name: str, x: Tensor) -> Tensor:
+    """Partial sums x (s, b, h) on their way out: g-bar under sequence parallelism, else f-bar."""
+    if g.mesh.t == 1:
+        return x
+    return reduce_scatter(g, name, x) if g.mesh.sequence_parallel else all_reduce(g, name, x)
+
+
+def copy(g: Graph, name: str, x: Tensor) -> Tensor:
+    """f: nothing forward, an all-reduce of the gradient backward. Saves nothing."""
+    g.record(name, "f", (x,), (x,), moves=(Move("all_reduce", "backward", x.bytes, g.mesh.t),))
+    return x
+
+
+def all_reduce(g: Graph, name: str, x: Tensor) -> Tensor:
+    """f-bar: an all-reduce of the partial sums forward, nothing backward. Saves nothing."""
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    moves = (Move("all_reduce", "forward", x.bytes, g.mesh.t),)
+    g.record(name, "f_bar", (x,), (out,), moves=moves)
+    return out
+
+
+def all_gather(g: Graph, name: str, x: Tensor, keeps_gathered: bool) -> Tensor:
+    """g: x (s/t, b, h) -> (s, b, h); backward reduce-scatters the gradient.
+
+    Saves nothing itself. What saves its output keeps the shard x instead, and backward gathers
+    that again while the data gradient is computed, unless ``keeps_gathered``.
+    """
+    axes = tuple(
+        Axis.whole(axis.letter.removesuffix("/t"), axis.size) if axis.split == SEQUENCE else axis
+        for axis in x.axes
+    )
+    out = Tensor(f"{x.name}_gathered", axes, x.dtype_bytes, None if keeps_gathered else x)
+    moves = [
+        Move("all_gather", "forward", out.bytes, g.mesh.t),
+        Move("reduce_scatter", "backward", out.bytes, g.mesh.t),
+    ]
+    if not keeps_gathered:
+        moves.append(Move("all_gather", "backward", out.bytes, g.mesh.t, "data gradient"))
+    g.record(name, "g", (x,), (out,), moves=moves)
+    return out
+
+
+def reduce_scatter(g: Graph, name: str, x: Tensor) -> Tensor:
+    """g-bar: partial sums (s, b, h) -> (s/t, b, h); backward gathers. Saves nothing."""
+    s, b, *features = x.axes
+    out = Tensor(f"{name}_output", (g.mesh.sequence(s), b, *features), x.dtype_bytes)
+    moves = (
+        Move("reduce_scatter", "forward", x.bytes, g.mesh.t),
+        Move("all_gather", "backward", x.bytes, g.mesh.t),
+    )
+    g.record(name, "g_bar", (x,), (out,), moves=moves)
+    return out
+
+
+# --- helpers -----------------------------------------------------------------------------------
+
+
+def _elementwise(g: Graph, name: str, kind: str, x: Tensor) -> Tensor:
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    g.record(name, kind, (x,), (out,))
+    return out
+
+
+def _activation(g: Graph, name: str, kind: str, x: Tensor) -> Tensor:
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    save = Save(x, "input: the activation's gradient needs it", KORTHIKANTI)
+    g.record(name, kind, (x,), (out,), saves=(save,))
+    return out

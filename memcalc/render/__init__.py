@@ -1,0 +1,37 @@
+"""Renderers: a Report in an output format. They do not know one another."""
+
+from memcalc.errors import UsageError, nearest
+from memcalc.lazy import load
+from memcalc.report import Report
+
+# Format -> the function that renders it.
+RENDERERS = {
+    "text": "memcalc.render.text:render",
+    "json": "memcalc.render.json:render",
+    "csv": "memcalc.render.csv:render",
+    "markdown": "memcalc.render.markdown:render",
+    "latex": "memcalc.render.latex:render",
+    "html": "memcalc.render.html:render",
+}
+
+# File suffix -> the format that it asks for.
+SUFFIXES = {
+    ".txt": "text",
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".tex": "latex",
+    ".html": "html",
+}
+
+
+def render(report: Report, format: str) -> str:  # noqa: A002 - the command line's own word
+    """The report in a format, ending in a newline.
+
+    Raises:
+        UsageError: There is no such format.
+    """
+    if format not in RENDERERS:
+        raise UsageError(f"format {format!r} is unknown; {nearest(format, RENDERERS)}")
+    rendered: str = load(RENDERERS[format])(report)
+    return rendered

@@ -1,0 +1,50 @@
+"""HTML: a table for a notebook, with formulas that MathJax typesets."""
+
+from html import escape
+from typing import Any
+
+from memcalc import units
+from memcalc.report import Column, Report
+
+
+def render(report: Report) -> str:
+    """The report as a self-contained HTML fragment.
+
+    >>> from memcalc.report import Column
+    >>> html = render(Report("demo", "<Two>", (Column("n", "count"),), ((2,),)))
+    >>> "&lt;Two&gt;" in html and "<td" in html
+    True
+    """
+    columns = [_column(c, report.column(c.name)) for c in report.columns if not c.detail]
+    head = "".join(_tag("th", escape(header), number) for header, number, _ in columns)
+    rows = (
+        "<tr>" + "".join(_tag("td", cells[i], number) for _, number, cells in columns) + "</tr>"
+        for i in range(len(report.rows))
+    )
+    notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
+    return (
+        f"<div><p><b>{escape(report.title)}</b></p>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f"<ul style='font-size:smaller'>{notes}</ul></div>\n"
+    )
+
+
+def _column(column: Column, values: list[Any]) -> tuple[str, bool, list[str]]:
+    """A column's header, whether it holds numbers, and its cells."""
+    header = column.name.replace("_", " ")
+    if column.unit in units.SCALES:
+        name, cells = units.column(column.unit, values)
+        return f"{header} ({name})", True, ["-" if cell is None else cell for cell in cells]
+    return header, column.unit not in ("text", "formula"), [_cell(value) for value in values]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if hasattr(value, "latex"):
+        return f"${value.latex()}$"
+    return f"{value:.3g}" if isinstance(value, float) else escape(str(value))
+
+
+def _tag(name: str, content: str, number: bool) -> str:
+    return f"<{name} style='text-align:{'right' if number else 'left'}'>{content}</{name}>"

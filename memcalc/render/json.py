@@ -1,0 +1,33 @@
+"""JSON: the whole report as one document, to the schema in data/schema."""
+
+import json
+from typing import Any
+
+from memcalc.report import Report
+
+SCHEMA = 1
+
+
+def render(report: Report) -> str:
+    """The report as a JSON document. Bytes and FLOPs are integers, unknown is null.
+
+    >>> import json
+    >>> from memcalc.report import Column
+    >>> json.loads(render(Report("demo", "Two", (Column("n", "count"),), ((2,),))))["rows"]
+    [{'n': 2}]
+    """
+    document = {
+        "schema": SCHEMA,
+        "command": report.command,
+        "title": report.title,
+        "symbols": dict(report.symbols),
+        "columns": [{"name": column.name, "unit": column.unit} for column in report.columns],
+        "rows": [{name: _plain(value) for name, value in row.items()} for row in report.records()],
+        "notes": list(report.notes),
+    }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and None as they are; anything else, such as a formula, as its text."""
+    return value if value is None or isinstance(value, (int, float)) else str(value)

@@ -1,0 +1,93 @@
+"""Text: a table for a terminal, in units for people, readable at 80 columns."""
+
+import io
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memcalc import units
+from memcalc.report import Column, Report
+
+
+def render(report: Report) -> str:
+    """The report as text. Columns of detail are left out where they do not fit, or are unknown.
+
+    >>> from memcalc.report import Column
+    >>> columns = (Column("part", "text"), Column("bytes", "bytes"))
+    >>> print(render(Report("demo", "Two", columns, (("x", 2048), ("y", 1024)))), end="")
+    Two
+    <BLANKLINE>
+     part      B
+     ───────────
+     x     2,048
+     y     1,024
+    <BLANKLINE>
+    """
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=shutil.get_terminal_size().columns,
+        force_terminal=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    known = [c for c in report.columns if not c.detail or set(report.column(c.name)) - {None}]
+    table = _table(report, known)
+    endless = console.options.update(max_width=10_000)
+    if console.measure(table, options=endless).maximum > console.width:
+        table = _table(report, [column for column in known if not column.detail])
+    console.print(Text(report.title, style="bold"))
+    console.print(table)
+    for note in report.notes:
+        console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
+    # rich pads its lines to the width of the table
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _table(report: Report, columns: Iterable[Column]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1))
+    cells = []
+    for column in columns:
+        header, values = _column(column, report.column(column.name))
+        # only cells with spaces are worth folding; a header folds to the width of its cells
+        longest = max(len(text) for text in (*values, *header.split(" ")))
+        table.add_column(
+            "\n".join(textwrap.wrap(header, longest)),
+            justify="left" if column.unit in ("text", "formula") else "right",
+            no_wrap=not any(" " in value for value in values),
+            overflow="fold",
+        )
+        cells.append(values)
+    for row in zip(*cells, strict=True):
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _column(column: Column, values: list[Any]) -> tuple[str, list[str]]:
+    """A column's header, with its unit, and its cells."""
+    header = column.name.replace("_", " ")
+    if column.unit in units.SCALES:
+        name, cells = units.column(column.unit, values)
+        header = f"{header.removesuffix(column.unit).rstrip()} {name}".strip()
+        return header, ["-" if cell is None else cell for cell in cells]
+    return header, [_cell(value, column.unit) for value in values]
+
+
+def _cell(value: Any, unit: str) -> str:
+    if value is None or value == "":
+        return "-"
+    if unit == "percent":
+        return f"{value:.1f}"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,99 @@
+"""A Report: what every question is answered with, whoever then shows it.
+
+A report is a table with units, and the notes without which its numbers would mislead. It knows
+nothing of how it is shown; ``memcalc.render`` does that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memcalc.lazy import load
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+UNITS = ("bytes", "flops", "seconds", "percent", "ratio", "count", "text", "formula")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a report.
+
+    Attributes:
+        name: What the column is called, in every output.
+        unit: One of ``UNITS``.
+        detail: Whether a narrow text table may leave the column out.
+    """
+
+    name: str
+    unit: str
+    detail: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.unit in UNITS, self.unit
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The answer to one question.
+
+    Attributes:
+        command: The question, by the name of its command.
+        title: One line that says what the table holds.
+        columns: The table's columns.
+        rows: The table's rows, each a value a column; None is unknown.
+        symbols: The letters of the formulas with their values here.
+        notes: What was assumed, what is not modelled, and what to know when reading the table.
+
+    >>> report = Report("demo", "Two", (Column("n", "count"),), ((1,), (2,)))
+    >>> report.records()
+    [{'n': 1}, {'n': 2}]
+    """
+
+    command: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    symbols: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.columns) for row in self.rows)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries, in order."""
+        names = [column.name for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column, in order."""
+        index = [column.name for column in self.columns].index(name)
+        return [row[index] for row in self.rows]
+
+    def render(self, format: str = "text") -> str:  # noqa: A002 - the command line's own word
+        """The report in an output format: text, json, csv, markdown, latex or html.
+
+        Raises:
+            UsageError: There is no such format.
+        """
+        rendered: str = load("memcalc.render:render")(self, format)
+        return rendered
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The rows as a pandas data frame; title, notes and symbols are in its ``attrs``."""
+        names = [column.name for column in self.columns]
+        frame: pd.DataFrame = load("pandas:DataFrame")(self.records(), columns=names)
+        frame.attrs = {
+            "title": self.title,
+            "notes": list(self.notes),
+            "symbols": dict(self.symbols),
+            "units": {column.name: column.unit for column in self.columns},
+        }
+        return frame
+
+    def __str__(self) -> str:
+        return self.render("text")
+
+    def _repr_html_(self) -> str:
+        return self.render("html")

@@ -1,0 +1,80 @@
+"""The letters of every formula, and what each stands for. This table is the only one.
+
+The letters are the paper's (Korthikanti et al. 2022, table 1), with k, d and f beside them for
+models whose key-value heads, head size or MLP width do not follow from a and h, and m for the
+stages of the interleaved schedule (section 4.2.3).
+"""
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from memcalc.config import Config, Model
+from memcalc.lazy import load
+
+
+class Letter(NamedTuple):
+    """A letter, what it means, and the field of a Config that it stands for."""
+
+    letter: str
+    meaning: str
+    unit: str
+    field: str
+
+
+LETTERS = (
+    Letter("s", "sequence length", "tokens", "run.seq_length"),
+    Letter("b", "micro-batch size", "sequences", "run.micro_batch_size"),
+    Letter("h", "hidden size", "elements", "model.hidden_size"),
+    Letter("a", "attention heads", "heads", "model.heads"),
+    Letter("k", "key and value heads", "heads", "model.kv_heads"),
+    Letter("d", "head size", "elements", "model.head_size"),
+    Letter("f", "MLP width", "elements", "model.ffn_size"),
+    Letter("L", "layers", "layers", "model.layers"),
+    Letter("v", "vocabulary size", "tokens", "model.vocab_size"),
+    Letter("t", "tensor-parallel size", "ranks", "parallel.tp"),
+    Letter("p", "pipeline-parallel size", "ranks", "parallel.pp"),
+    Letter("m", "virtual pipeline stages of a rank", "stages", "parallel.vpp"),
+)
+
+_FIELDS = tuple((letter.letter, attrgetter(letter.field)) for letter in LETTERS)
+
+
+def values(config: Config) -> dict[str, int]:
+    """The letters with their values in a config; a letter without one is left out.
+
+    >>> from memcalc.config import load
+    >>> values(load("22b"))["h"]
+    6144
+    """
+    found = ((letter, field(config)) for letter, field in _FIELDS)
+    return {letter: value for letter, value in found if value is not None}
+
+
+def symbol(letter: str) -> Any:
+    """The sympy symbol of a letter; every size is positive.
+
+    >>> symbol("s").is_positive
+    True
+    """
+    return load("sympy:Symbol")(letter, positive=True)
+
+
+def symbolic(model: Model) -> Mapping[str, Any]:
+    """The letters as sympy symbols, with the model's own relations put in.
+
+    Where a model's head size is h/a, its MLP width 4h or its key-value heads a, the letter stands
+    for that relation, so that a formula has no more letters than the model has free sizes.
+
+    >>> from memcalc.config import load
+    >>> [str(symbolic(load("22b").model)[letter]) for letter in "kdf"]
+    ['a', 'h/a', '4*h']
+    """
+    letters = {letter.letter: symbol(letter.letter) for letter in LETTERS}
+    if model.kv_heads == model.heads:
+        letters["k"] = letters["a"]
+    if model.head_size * model.heads == model.hidden_size:
+        letters["d"] = letters["h"] / letters["a"]
+    if model.ffn_size == 4 * model.hidden_size:
+        letters["f"] = 4 * letters["h"]
+    return letters

@@ -1,0 +1,67 @@
+"""Bytes and FLOPs for people: GiB is 2^30, GB is 10^9, and every printed number says which."""
+
+from collections.abc import Sequence
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+BYTE_SCALES = (("B", 1), ("KiB", KIB), ("MiB", MIB), ("GiB", GIB), ("TiB", TIB), ("PiB", 2**50))
+FLOP_SCALES = (
+    ("FLOP", 1),
+    ("kFLOP", 10**3),
+    ("MFLOP", 10**6),
+    ("GFLOP", 10**9),
+    ("TFLOP", 10**12),
+    ("PFLOP", 10**15),
+    ("EFLOP", 10**18),
+)
+SCALES = {"bytes": BYTE_SCALES, "flops": FLOP_SCALES}
+
+
+def common_scale(unit: str, values: Sequence[float | None]) -> tuple[str, int]:
+    """The scale in which a column of ``bytes`` or ``flops`` reads best: its largest under 10,000.
+
+    >>> common_scale("bytes", [7079985152, 100663296])
+    ('MiB', 1048576)
+    >>> common_scale("flops", [])
+    ('FLOP', 1)
+    """
+    largest = max((abs(v) for v in values if v is not None), default=0)
+    scales = SCALES[unit]
+    for name, scale in scales:
+        if largest < 10_000 * scale:
+            return name, scale
+    return scales[-1]
+
+
+def decimals(values: Sequence[float], most: int = 2) -> int:
+    """How many decimals a column needs to be exact, at the most ``most``.
+
+    >>> decimals([6752.0, 96.0]), decimals([612.5, 100.0]), decimals([1 / 3])
+    (0, 1, 2)
+    """
+    for places in range(most):
+        if all(round(v, places) == v for v in values):
+            return places
+    return most
+
+
+def column(unit: str, values: Sequence[float | None]) -> tuple[str, list[str | None]]:
+    """A column of ``bytes`` or ``flops`` in its common scale: the scale's name, and the cells.
+
+    >>> column("bytes", [6752 * MIB, None, 612.5 * MIB])
+    ('MiB', ['6,752.0', None, '612.5'])
+    """
+    name, scale = common_scale(unit, values)
+    scaled = [None if value is None else value / scale for value in values]
+    places = decimals([value for value in scaled if value is not None])
+    return name, [None if value is None else f"{value:,.{places}f}" for value in scaled]
+
+
+def format_bytes(value: float) -> str:
+    """Bytes in their own best scale, for a sentence.
+
+    >>> format_bytes(140509184)
+    '134 MiB'
+    """
+    name, (cell,) = column("bytes", [value])
+    return f"{cell} {name}"
