@@ -129,6 +129,8 @@ class Formula:
         import numpy as np
 
         letters, function = self._compiled
+        if not letters:
+            return np.asarray(function(), dtype=np.float64)
         inputs = [np.asarray(arrays[letter], dtype=np.float64) for letter in letters]
         nditer: Any = np.nditer  # its stubs know no output that it allocates itself
         chunks = nditer(

@@ -7,13 +7,12 @@ from memcalc import symbols
 from memcalc.analysis import activations
 from memcalc.analysis.recompute import POLICIES
 from memcalc.answers.notes import flash_note, notes, setting
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import KIND, layer_graph
 from memcalc.config import Config
 from memcalc.formulas import layer_formula
 from memcalc.graph.graph import Graph
 from memcalc.report import Column, Report
 
-LAYER_KIND = "dense"
 PARTS = ("norm", "attention", "core attention", "mlp")
 
 
@@ -61,7 +60,7 @@ def layer(config: Config, accounting: str = "paper") -> Report:
     }
     rows = [
         (
-            LAYER_KIND,
+            KIND,
             technique.name,
             layer_formula(
                 config,

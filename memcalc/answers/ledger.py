@@ -3,9 +3,8 @@
 from memcalc import symbols
 from memcalc.analysis import activations
 from memcalc.analysis.recompute import regions
-from memcalc.answers.layer import LAYER_KIND
 from memcalc.answers.notes import notes, recomputation, setting
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import KIND, layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Tensor
 from memcalc.report import Column, Report
@@ -49,7 +48,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
         ),
         tuple(
             (
-                LAYER_KIND,
+                KIND,
                 entry.tensor.name,
                 ", ".join(entry.ops),
                 entry.tensor.shape,

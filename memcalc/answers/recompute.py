@@ -3,9 +3,8 @@
 from memcalc import symbols
 from memcalc.analysis import activations, flops
 from memcalc.analysis.recompute import POLICIES, regions
-from memcalc.answers.layer import LAYER_KIND
 from memcalc.answers.notes import flash_note, notes, setting
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import KIND, layer_graph
 from memcalc.config import Config
 from memcalc.report import Column, Report
 
@@ -42,7 +41,7 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
         size = activations.total(entries)
         extra = flops.recomputed(graph, recomputed)
         saved = whole - size
-        rows.append((LAYER_KIND, policy, size, saved, extra, saved / extra if extra else None))
+        rows.append((KIND, policy, size, saved, extra, saved / extra if extra else None))
     return Report(
         "recompute",
         f"Recomputation in one layer of {setting(config)}",

@@ -12,6 +12,7 @@ from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Size
 
+KIND = "dense"  # the one kind of layer so far
 REGIONS = ("layer", "norm", "attention", "core_attention", "mlp")
 
 

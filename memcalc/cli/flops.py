@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from memcalc.answers.flops import flops as answer
+import memcalc
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
 
 
@@ -20,4 +20,4 @@ def flops(model: str, format_: str | None, output: Path | None, **settings: Any)
       memcalc flops 175b --recompute selective
       memcalc flops llama-3-8b -s 8192 --format json
     """
-    show(answer(configure(model, settings)), format_, output)
+    show(memcalc.flops(configure(model, settings)), format_, output)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from memcalc.answers.formula import formula as answer
+import memcalc
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show, write
 
 
@@ -31,7 +31,7 @@ def formula(
     """
     if latex and format_:
         raise click.UsageError("--latex and --format are two answers to one question")
-    report = answer(configure(model, settings), accounting)
+    report = memcalc.formula(configure(model, settings), accounting)
     if latex:
         write(f"{report.column('formula')[-1].latex()}\n", output)
     else:

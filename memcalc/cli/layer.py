@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from memcalc.answers.layer import layer as answer
+import memcalc
 from memcalc.cli.options import KERNELS, RUN, SHOW, configure, model, options, refused, show
 
 
@@ -26,4 +26,4 @@ def layer(
       memcalc layer llama-2-70b --tp 8 -s 4096
       memcalc layer path/to/config.json --tp 4 --format json
     """
-    show(answer(configure(model, settings), accounting), format_, output)
+    show(memcalc.layer(configure(model, settings), accounting), format_, output)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from memcalc.answers.ledger import ledger as answer
+import memcalc
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
 
 
@@ -23,4 +23,4 @@ def ledger(
       memcalc ledger llama-3-70b --tp 8 --sp -s 4096 --accounting exact
       memcalc ledger 175b --recompute selective --format json
     """
-    show(answer(configure(model, settings), accounting), format_, output)
+    show(memcalc.ledger(configure(model, settings), accounting), format_, output)

@@ -78,25 +78,35 @@ def main(args: Sequence[str] | None = None) -> int:
     0: answered. 1: a check failed. 2: bad usage or input, with one line on stderr that says why.
     """
     try:
-        status = cli.main(args, prog_name="memcalc", standalone_mode=False)
+        with cli.make_context("memcalc", list(sys.argv[1:] if args is None else args)) as context:
+            cli.invoke(context)
         sys.stdout.flush()
-        return status if isinstance(status, int) else 0
+        return 0
+    except click.exceptions.Exit as done:  # --help and --version
+        return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2
     except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        return _fail(context.command_path if context else "memcalc", error.format_message())
+        where = getattr(error, "ctx", None)
+        return _fail(where.command_path if where else "memcalc", error.format_message())
     except MemcalcError as error:
         return _fail("memcalc", str(error))
     except MemoryError:
         return _fail("memcalc", "this machine has not enough memory to answer")
-    except BrokenPipeError:
-        # who reads us has gone; python would complain once more while closing stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # who reads us has heard enough
+        _close_stdout()
         return 0
+    except OSError as error:
+        _close_stdout()
+        return _fail("memcalc", f"the answer cannot be printed: {error.strerror}")
     except (KeyboardInterrupt, click.Abort):
         return 130
+
+
+def _close_stdout() -> None:
+    """Keep python from writing what is left, and complaining once more, when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(where: str, message: str) -> int:

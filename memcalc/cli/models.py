@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from memcalc.answers.models import models as answer
+import memcalc
 from memcalc.cli.options import SHOW, options, show
 
 
@@ -18,4 +18,4 @@ def models(format_: str | None, output: Path | None) -> None:
       memcalc models
       memcalc models --format csv -o models.csv
     """
-    show(answer(), format_, output)
+    show(memcalc.models(), format_, output)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from memcalc.answers.recompute import recompute as answer
+import memcalc
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
 
 
@@ -24,4 +24,4 @@ def recompute(
       memcalc recompute 175b
       memcalc recompute 530b --sp --recompute attention,mlp
     """
-    show(answer(configure(model, settings), accounting), format_, output)
+    show(memcalc.recompute(configure(model, settings), accounting), format_, output)

@@ -1,5 +1,6 @@
 """The catalogue of models that ship with memcalc, and the one way in: ``load``."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,8 @@ def _source(target: str) -> Source:
     known = names()
     if target.lower() in known:
         return _entry(target.lower())
-    path = Path(target)
-    if (
-        "\0" not in target
-        and len(target) < 4096
-        and ("/" in target or "\\" in target or path.suffix == ".json" or path.exists())
-    ):
-        return readers.read(path)
+    if "/" in target or "\\" in target or target.endswith(".json") or os.path.exists(target):
+        return readers.read(Path(target))
     raise ConfigError(
         f"{target[:60]!r} is neither a model of the catalogue nor a file; {nearest(target, known)}"
     )

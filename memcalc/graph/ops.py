@@ -13,11 +13,11 @@ from memcalc.graph.mesh import SEQUENCE, TENSOR, Axis, Size, elements
 
 KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
 KORTHIKANTI_SP = "Korthikanti et al. 2022, section 4.2.2"
-TORCH_NORM = "PyTorch native_layer_norm: result1, result2 are saved, in fp32 on CUDA"
-TORCH_RMS_NORM = "PyTorch _fused_rms_norm: input and rstd (fp32) are saved"
+TORCH_NORM = "PyTorch derivatives.yaml, native_layer_norm: result1 and result2 (fp32 on CUDA)"
+TORCH_RMS_NORM = "PyTorch derivatives.yaml, _fused_rms_norm: input and result1 (fp32)"
 TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
 MEGATRON_GATE = "Megatron-core fusions/fused_bias_swiglu.py: save_for_backward(input)"
-FLASH = "FlashAttention: save_for_backward(q, k, v, out, softmax_lse, rng_state)"
+FLASH = "FlashAttention: save_for_backward(q, k, v, out_padded, softmax_lse, rng_state)"
 
 COLUMN = "column"
 ROW = "row"

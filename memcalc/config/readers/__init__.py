@@ -5,6 +5,7 @@ bound, parsed without evaluating anything, and its depth is bounded too.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ def read(path: Path) -> Source:
         InputError: The file cannot be read, or is of no format that memcalc knows.
         ConfigError: It can be read, but what it says cannot be.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         folder, path = path, path / "config.json"
-        if not path.exists():
+        if not os.path.exists(path):
             raise InputError(f"{folder}: the folder has no config.json")
     content = parse(_bytes(path), str(path))
     for keys, reader in READERS.values():
@@ -75,8 +76,8 @@ def parse(data: bytes, where: str) -> Mapping[str, Any]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        if not path.is_file():
-            problem = "not a regular file" if path.exists() else "no such file"
+        if not os.path.isfile(path):
+            problem = "not a regular file" if os.path.exists(path) else "no such file"
             raise InputError(f"{path}: {problem}")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -1,0 +1,66 @@
+"""What tests share: the command line in this process, and exact evaluation of printed formulas."""
+
+import ast
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+
+from memcalc.cli.main import main
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture
+def memcalc(capsys) -> Callable[..., Outcome]:
+    """Run a command line, given as one text, and return its status and what it printed."""
+
+    def run(line: str) -> Outcome:
+        status = main(line.split())
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return run
+
+
+def _value(node: ast.AST, symbols: dict[str, int]) -> Fraction:
+    match node:
+        case ast.Expression():
+            return _value(node.body, symbols)
+        case ast.Constant(value=int()):
+            return Fraction(node.value)
+        case ast.Name():
+            return Fraction(symbols[node.id])
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _value(left, symbols) + _value(right, symbols)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _value(left, symbols) * _value(right, symbols)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _value(left, symbols) / _value(right, symbols)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+            return _value(left, symbols) ** power
+        case ast.Call(func=ast.Name(id="Max"), args=args):
+            return max(_value(arg, symbols) for arg in args)
+    raise AssertionError(f"a formula may not hold {ast.dump(node)}")
+
+
+@pytest.fixture
+def evaluate() -> Callable[[str, dict[str, int]], Fraction]:
+    """The exact value of a printed formula, by its grammar alone: no sympy."""
+    return lambda formula, symbols: _value(ast.parse(formula, mode="eval"), symbols)

@@ -1,0 +1,350 @@
+"""The command line: a contract with scripts."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import jsonschema
+import pytest
+
+import memcalc as library
+from memcalc import resources
+from memcalc.cli import plot as plot_command
+from memcalc.cli.main import COMMANDS, cli
+from memcalc.cli.options import FORMATS
+from memcalc.config import catalog, load
+from memcalc.lazy import load as load_object
+from memcalc.render import RENDERERS
+
+SCHEMA = json.loads(resources.read("schema/report.schema.json"))
+
+# Every command's question, and the columns that design and schema promise, with their units.
+QUESTIONS = {
+    "layer 175b": {
+        "layer_kind": "text",
+        "technique": "text",
+        "formula": "formula",
+        "bytes": "bytes",
+        "percent_of_tensor": "percent",
+    },
+    "ledger llama-3-70b --tp 8 --sp": {
+        "layer_kind": "text",
+        "tensor": "text",
+        "op": "text",
+        "shape": "text",
+        "split": "text",
+        "bytes": "bytes",
+        "dropped_by": "text",
+        "reason": "text",
+        "source": "text",
+    },
+    "recompute 530b --sp": {
+        "layer_kind": "text",
+        "policy": "text",
+        "kept_bytes": "bytes",
+        "saved_bytes": "bytes",
+        "extra_flops": "flops",
+        "saved_bytes_per_extra_flop": "ratio",
+    },
+    "flops 1t --recompute selective": {
+        "forward_flops": "flops",
+        "backward_flops": "flops",
+        "recompute_flops": "flops",
+        "model_flops": "flops",
+        "hardware_flops": "flops",
+        "mfu_percent": "percent",
+        "hfu_percent": "percent",
+        "hfu_printed_percent": "percent",
+    },
+    "formula qwen2.5-7b --tp 2 --accounting exact": {"step": "text", "formula": "formula"},
+    "models": {
+        "name": "text",
+        **dict.fromkeys(
+            (
+                "layers",
+                "hidden_size",
+                "heads",
+                "kv_heads",
+                "head_size",
+                "ffn_size",
+                "vocab_size",
+                "max_seq_length",
+            ),
+            "count",
+        ),
+        **dict.fromkeys(("norm", "activation", "position", "source"), "text"),
+    },
+}
+
+
+class TestJson:
+    @pytest.mark.parametrize("question", QUESTIONS)
+    def test_every_document_is_to_the_schema(self, memcalc, question):
+        outcome = memcalc(f"{question} --format json")
+        assert (outcome.status, outcome.err) == (0, "")
+        document = outcome.document
+        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+        assert document["command"] == question.split()[0]
+        units = {column["name"]: column["unit"] for column in document["columns"]}
+        assert units == QUESTIONS[question]
+        assert all(list(row) == list(units) for row in document["rows"])
+
+    def test_the_schema_knows_every_command_and_no_other(self):
+        assert {*SCHEMA["properties"]["command"]["enum"]} == {*COMMANDS} - {"plot"}
+        assert {question.split()[0] for question in QUESTIONS} == {*COMMANDS} - {"plot"}
+        jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+    @pytest.mark.parametrize("accounting", ["paper", "exact"])
+    @pytest.mark.parametrize("name", catalog.names())
+    def test_a_printed_formula_evaluates_to_its_bytes(self, memcalc, evaluate, name, accounting):
+        document = memcalc(f"layer {name} --accounting {accounting} --format json").document
+        for row in document["rows"]:
+            assert evaluate(row["formula"], document["symbols"]) == row["bytes"]
+
+    def test_the_steps_of_a_formula_sum_to_its_last(self, memcalc, evaluate):
+        for options in ("", "--sp", "--sp --recompute selective", "--tp 1", "--recompute mlp"):
+            document = memcalc(f"formula 22b {options} --format json").document
+            value = {
+                r["step"]: evaluate(r["formula"], document["symbols"]) for r in document["rows"]
+            }
+            whole = value.pop("one layer")
+            parts = {step: v for step, v in value.items() if step.startswith("sum of ")}
+            assert sum(parts.values()) == whole
+            assert sum(value.values()) == 2 * whole
+
+    def test_rows_of_a_layer_are_in_the_order_of_table_2(self, memcalc):
+        rows = memcalc("layer llama-3-8b --tp 4 --format json").document["rows"]
+        assert [row["technique"] for row in rows] == [
+            "none",
+            "tensor",
+            "tensor+sequence",
+            "tensor+selective",
+            "tensor+sequence+selective",
+            "full",
+        ]
+
+    def test_percent_is_unrounded_and_bytes_are_integers(self, memcalc):
+        rows = memcalc("layer 22b --format json").document["rows"]
+        assert rows[2]["percent_of_tensor"] == 100 * 844 / 1264
+        assert all(type(row["bytes"]) is int for row in rows)
+
+    def test_warnings_are_on_stderr_and_in_the_notes(self, memcalc):
+        outcome = memcalc("ledger llama-3-8b --sp --format json")
+        assert outcome.status == 0
+        warning = "sequence parallelism has no effect with tensor parallel 1"
+        assert outcome.err == f"memcalc: warning: {warning}\n"
+        assert f"warning: {warning}" in outcome.document["notes"]
+
+
+class TestFormats:
+    @pytest.mark.parametrize("question", QUESTIONS)
+    def test_text_is_readable_at_80_columns(self, memcalc, question):
+        lines = memcalc(question).out.splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        assert all(line == line.rstrip() for line in lines)
+
+    @pytest.mark.parametrize("question", QUESTIONS)
+    def test_csv_holds_the_same_rows(self, memcalc, question):
+        rows = list(csv.DictReader(io.StringIO(memcalc(f"{question} --format csv").out)))
+        expected = memcalc(f"{question} --format json").document["rows"]
+        as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in expected]
+        assert rows == as_text
+
+    @pytest.mark.parametrize("question", QUESTIONS)
+    def test_markdown_and_latex_have_a_line_a_row(self, memcalc, question):
+        document = memcalc(f"{question} --format json").document
+        table = [
+            x for x in memcalc(f"{question} --format markdown").out.splitlines() if x[:1] == "|"
+        ]
+        assert len(table) == 2 + len(document["rows"])
+        width = len(document["columns"])
+        latex = memcalc(f"{question} --format latex").out.splitlines()
+        body = latex[latex.index(r"\midrule") + 1 : latex.index(r"\bottomrule")]
+        assert len(body) == len(document["rows"])
+        assert all(line.count(" & ") == width - 1 for line in body)
+
+    def test_a_narrow_table_leaves_details_out_and_a_wide_one_shows_them(
+        self, memcalc, monkeypatch
+    ):
+        assert "Korthikanti et al. 2022, section 4.1" not in memcalc("ledger 22b").out
+        monkeypatch.setenv("COLUMNS", "220")
+        assert "Korthikanti et al. 2022, section 4.1" in memcalc("ledger 22b").out
+
+    def test_latex_of_a_formula_is_one_line(self, memcalc):
+        outcome = memcalc("formula 175b --sp --recompute selective --latex")
+        assert outcome.out == "\\frac{34sbh}{t}\n"
+
+    def test_every_format_has_its_renderer(self):
+        assert {*FORMATS} == {*RENDERERS} - {"html"}
+
+
+class TestOutput:
+    def test_a_file_gets_the_format_of_its_suffix(self, memcalc, tmp_path):
+        for suffix, start in [
+            ("json", "{"),
+            ("csv", "layer_kind,"),
+            ("md", "**"),
+            ("tex", "%"),
+            ("txt", "Activation"),
+            ("html", "<div>"),
+            ("dat", "Activation"),
+        ]:
+            path = tmp_path / f"out.{suffix}"
+            outcome = memcalc(f"layer 22b -o {path}")
+            assert outcome == (0, "", "")
+            assert path.read_text().startswith(start)
+
+    def test_an_asked_for_format_goes_before_the_suffix(self, memcalc, tmp_path):
+        path = tmp_path / "out.csv"
+        memcalc(f"layer 22b --format json -o {path}")
+        assert json.loads(path.read_text())["command"] == "layer"
+
+    def test_a_file_that_cannot_be_written_is_one_line_and_leaves_nothing(self, memcalc, tmp_path):
+        for command in ("layer 22b", "plot techniques 22b"):
+            outcome = memcalc(f"{command} -o {tmp_path / 'no' / 'out.png'}")
+            assert outcome.status == 2
+            assert "cannot be written: No such file or directory" in outcome.err
+            assert outcome.err.count("\n") == 1
+            assert memcalc(f"{command} -o {tmp_path / 'out.png'} --tp 7").status == 2
+            assert not list(tmp_path.iterdir())
+
+    def test_an_error_leaves_the_old_file_as_it_was(self, memcalc, tmp_path):
+        path = tmp_path / "old.json"
+        path.write_text("old")
+        assert memcalc(f"layer 22b --tp 5 -o {path}").status == 2
+        assert path.read_text() == "old"
+
+    def test_a_device_is_written_into_and_not_replaced(self, memcalc):
+        assert memcalc("layer 22b -o /dev/null").status == 0
+        import os
+        import stat
+
+        assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+USAGE = [
+    ("lyer 22b", "no command 'lyer'; did you mean 'layer'"),
+    ("layer", "Missing argument 'MODEL'"),
+    ("layer 175", "did you mean '175b'"),
+    ("layer 22b --tpp 8", "No such option '--tpp'"),
+    ("layer 22b --tp 7", "tensor parallel 7 does not divide heads 64"),
+    ("layer 22b --tp 0", "0 is not in the range"),
+    ("layer 22b -s -5", "-5 is not in the range"),
+    ("layer 22b -s 1e3", "'1e3' is not a valid integer"),
+    ("layer 22b -s 999999999999999999999", "is not in the range"),
+    ("layer 22b --sp", "--sp has no place here: the techniques are this table's rows"),
+    ("layer 22b --no-sp", "--no-sp has no place here"),
+    ("layer 22b --recompute full", "--recompute has no place here"),
+    ("plot techniques 22b --sp -o x.png", "--sp has no place here"),
+    ("ledger 22b --recompute slective", "did you mean 'selective'"),
+    ("ledger 22b --sp -s 1023", "sequence parallel 8 does not divide sequence length 1023"),
+    ("ledger 22b --attention flahs", "'flahs' is not one of"),
+    ("ledger 22b --dropout 1.5", "dropout must be a number from 0 to less than 1, not 1.5"),
+    ("ledger 22b --dropout nan", "dropout must be a number"),
+    ("ledger 22b --accounting sloppy", "'sloppy' is not one of"),
+    ("ledger 22b --format yaml", "'yaml' is not one of"),
+    ("formula 22b --latex --format csv", "two answers to one question"),
+    ("layer /", "/: the folder has no config.json"),
+    ("layer nowhere/config.json", "no such file"),
+    ("plot techniqes 22b -o x.png", "'techniqes' is not"),
+    ("plot techniques 22b -o x.gif", "written as .png, .svg or .pdf, not as .gif"),
+    ("plot techniques 22b -o picture", "not as a file without suffix"),
+    ("plot techniques 22b", "Missing option '-o'"),
+    ("models extra", "unexpected extra argument"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), USAGE, ids=[line for line, _ in USAGE])
+def test_bad_usage_is_one_line_on_stderr_and_status_2(memcalc, line, message):
+    outcome = memcalc(line)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert message in outcome.err
+    assert outcome.err.startswith("memcalc")
+    assert outcome.err.count("\n") == 1
+
+
+class TestHelp:
+    def test_every_command_has_help_with_examples(self, memcalc):
+        listed = memcalc("--help").out
+        for name in COMMANDS:
+            assert f"  {name} " in listed
+            outcome = memcalc(f"{name} --help")
+            assert outcome.status == 0
+            assert f"memcalc {name}" in outcome.out.split("Examples:")[1]
+            for option in load_object(COMMANDS[name][0]).params:
+                assert (
+                    getattr(option, "help", "")
+                    or option.param_type_name == "argument"
+                    or (option.hidden)
+                )
+
+    def test_every_example_in_help_runs(self, memcalc, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        folder = tmp_path / "path" / "to"
+        folder.mkdir(parents=True)
+        config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 64}
+        (folder / "config.json").write_text(json.dumps(config))
+        examples = 0
+        for name in COMMANDS:
+            for line in memcalc(f"{name} --help").out.split("Examples:")[1].splitlines():
+                if line.strip().startswith("memcalc "):
+                    outcome = memcalc(line.strip().removeprefix("memcalc "))
+                    assert (outcome.status, outcome.err) == (0, ""), line
+                    examples += 1
+        assert examples >= 2 * len(COMMANDS)
+
+    def test_no_question_is_answered_with_help(self, memcalc):
+        outcome = memcalc("")
+        assert outcome.status == 2
+        assert "Usage: memcalc" in outcome.err
+
+    def test_version(self, memcalc):
+        assert memcalc("--version").out == f"memcalc, version {version('activation-memcalc')}\n"
+        assert library.__version__ == version("activation-memcalc")
+
+    def test_the_lazy_tables_name_what_is_there(self):
+        for name, (reference, _) in COMMANDS.items():
+            assert load_object(reference).name == name
+        assert list(cli.commands) == []
+        assert tuple(load_object("memcalc.render.figure:KINDS")) == plot_command.KINDS
+
+
+class TestProcess:
+    """What only a process of its own shows."""
+
+    def run(self, *args, **options):
+        return subprocess.run(
+            [sys.executable, "-m", "memcalc", *args], text=True, timeout=60, **options
+        )
+
+    def test_the_module_runs_and_its_status_is_the_processs(self, tmp_path):
+        done = self.run("layer", "22b", "--format", "csv", capture_output=True, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stdout == library.layer(load("22b")).render("csv")
+        done = self.run("layer", "23b", capture_output=True, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+
+    def test_a_reader_that_leaves_is_no_error(self, tmp_path):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "memcalc", "models", "--format", "json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+        )
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        assert process.wait(60) == 0
+
+    def test_a_full_disk_is_one_line(self, tmp_path):
+        with open("/dev/full", "w") as full:
+            done = self.run("models", stdout=full, stderr=subprocess.PIPE, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == "memcalc: the answer cannot be printed: No space left on device\n"
+
+    def test_no_color_and_no_terminal_print_no_escapes(self, tmp_path):
+        done = self.run("layer", "22b", capture_output=True, cwd=tmp_path)
+        assert "\x1b" not in done.stdout

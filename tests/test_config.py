@@ -1,0 +1,221 @@
+"""Configs: what is valid, what is derived, what is assumed, what is refused and how."""
+
+import pytest
+
+import memcalc
+from memcalc.config import Config, Model, Parallel, Run, catalog, load
+from memcalc.errors import ConfigError, MemcalcError
+
+TOY = {"name": "toy", "layers": 2, "hidden_size": 64, "heads": 8}
+
+
+def test_sizes_that_are_not_said_follow():
+    model = Model(**TOY)
+    assert (model.kv_heads, model.head_size, model.ffn_size) == (8, 8, 256)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": -64}, "hidden_size must be a whole number from 1 to 16777216, not -64"),
+        ({"hidden_size": 10**30}, "not a number of more than 20 digits"),
+        ({"heads": 8.0}, "heads must be a whole number"),
+        ({"heads": True}, "heads must be a whole number from 1 to 1048576, not True"),
+        ({"layers": "2"}, "layers must be a whole number from 1 to 100000, not '2'"),
+        ({"heads": 7}, "heads 7 does not divide hidden_size 64"),
+        ({"kv_heads": 3}, "kv_heads 3 does not divide heads 8"),
+        ({"kv_heads": 16}, "kv_heads 16 does not divide heads 8"),
+        ({"norm": "rmsnrom"}, "norm 'rmsnrom' is unknown; did you mean 'rmsnorm'"),
+        ({"activation": "swigl"}, "did you mean 'swiglu'"),
+        ({"position": None}, "position None is unknown"),
+        ({"qkv_bias": 1}, "qkv_bias must be true or false, not 1"),
+        ({"attention_dropout": 1.0}, "attention_dropout must be a number from 0 to less than 1"),
+        ({"hidden_dropout": float("nan")}, "hidden_dropout must be a number"),
+        ({"name": "two\nlines"}, "name must be one line of text"),
+        ({"source": 3}, "source must be one line of text"),
+        ({"vocab_size": 0}, "vocab_size must be a whole number"),
+        ({"max_seq_length": -1}, "max_seq_length must be a whole number"),
+        ({"head_size": 7, "position": "rotary"}, "rotary positions need an even head_size, not 7"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        Model(**TOY | change)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "run", "message"),
+    [
+        ({"tp": 3}, {}, "tensor parallel 3 does not divide heads 8"),
+        ({"tp": 16}, {}, "tensor parallel 16 does not divide heads 8"),
+        ({"tp": 4, "sp": True}, {"seq_length": 10}, "sequence parallel 4 does not divide sequence"),
+        ({"tp": 0}, {}, "tp must be a whole number"),
+        ({"vpp": 2}, {}, "needs pp of at least 2"),
+        ({"sp": "yes"}, {}, "sp must be true or false"),
+        ({}, {"seq_length": 2**40}, "seq_length must be a whole number"),
+        ({}, {"micro_batch_size": 0}, "micro_batch_size must be a whole number"),
+        ({}, {"global_batch_size": -1}, "global_batch_size must be a whole number"),
+        ({}, {"precision": "fp61"}, "did you mean 'fp16'"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(parallel, run, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(Model(**TOY), Parallel(**parallel), Run(**{"seq_length": 128, **run}))
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "message"),
+    [
+        ({"ffn_size": 102}, 4, "tensor parallel 4 does not divide ffn_size 102"),
+        ({"kv_heads": 6}, 4, "tensor parallel 4 does not divide kv_heads 6"),
+        ({"kv_heads": 3}, 4, "kv_heads 3 does not divide tensor parallel 4"),
+        ({"kv_heads": 1, "head_size": 1}, 4, "does not divide the query, key and value width 14"),
+    ],
+)
+def test_every_axis_that_is_split_is_named(model, tp, message):
+    twelve = {"heads": 12, "hidden_size": 96}
+    with pytest.raises(ConfigError, match=message):
+        Config(Model(**TOY | twelve | model), Parallel(tp=tp), Run(seq_length=8))
+
+
+def test_what_nobody_said_is_assumed_and_listed():
+    config = load("llama-3-70b")
+    assert config.run.seq_length == 8192
+    assert config.assumed == (
+        "sequence length 8192 (the model's context length)",
+        "micro-batch size 1",
+        "no tensor parallelism",
+        "bf16 activations",
+        "implementation megatron",
+    )
+    assert config.run.implementation.attention == "flash"
+    notes = " ".join(memcalc.layer(config).notes)
+    assert "assumed: sequence length 8192" in notes
+
+
+def test_the_papers_models_carry_the_papers_run():
+    config = load("530b")
+    assert not config.assumed
+    assert (config.parallel.tp, config.parallel.pp, config.parallel.vpp) == (8, 35, 3)
+    assert (config.run.micro_batch_size, config.run.global_batch_size) == (1, 280)
+    assert config.run.implementation.name == "paper"
+
+
+def test_settings_replace_what_the_file_says():
+    config = load("22b", seq_length=1024, attention="flash", dropout=0.0, precision="fp32", tp=None)
+    assert (config.run.seq_length, config.run.precision, config.parallel.tp) == (1024, "fp32", 8)
+    assert config.run.implementation.attention == "flash"
+    assert config.model.attention_dropout == config.model.hidden_dropout == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seq_lenght": 1}, "setting 'seq_lenght' is unknown; did you mean 'seq_length'"),
+        ({"dropout": 1.5}, "dropout must be a number from 0 to less than 1"),
+        ({"implementation": "megatrn"}, "did you mean 'megatron'"),
+        ({"attention": "flahs"}, "attention 'flahs' is unknown; did you mean 'flash'"),
+        ({"recompute": 3}, "recompute must be a policy or names of regions"),
+        ({"recompute": [3]}, "recompute must be a policy or names of regions"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load("22b", **settings)
+
+
+def test_an_unknown_recomputation_is_refused_with_the_nearest():
+    with pytest.raises(MemcalcError, match="'selectiv' is neither a policy nor a region; did you"):
+        memcalc.activation_bytes(load("22b", recompute="selectiv"))
+
+
+def test_an_unknown_accounting_is_refused():
+    with pytest.raises(MemcalcError, match="accounting 'exakt' is unknown; did you mean 'exact'"):
+        memcalc.layer(load("22b"), "exakt")
+
+
+def test_policies_and_regions_may_be_combined():
+    both = memcalc.activation_bytes(load("22b", recompute=["attention", "mlp"]))
+    assert memcalc.activation_bytes(load("22b", recompute="attention, mlp")) == both
+    # what is left: the layer's input, the norms' outputs, and the input of the second norm
+    assert both == 4 * 2 * 2048 * 4 * 6144
+    # recomputing all of the layer leaves nothing for smaller regions to decide
+    assert memcalc.activation_bytes(load("22b", recompute="full,mlp")) == 2 * 2048 * 4 * 6144
+
+
+def test_sequence_parallelism_over_one_rank_is_warned_about():
+    config = load("llama-3-8b", sp=True)
+    assert config.warnings == ("sequence parallelism has no effect with tensor parallel 1",)
+    assert any(note.startswith("warning: sequence") for note in memcalc.ledger(config).notes)
+
+
+class TestKernels:
+    """What an implementation changes, by the tensors that it adds."""
+
+    def tensors(self, **settings):
+        report = memcalc.ledger(load("llama-2-70b", tp=8, sp=True, **settings), "exact")
+        return dict(zip(report.column("tensor"), report.column("bytes"), strict=True))
+
+    def test_llama_2_70b_is_134_mib_a_layer(self):
+        """33.5 sbh/t: norms 4, linears' inputs 4, q and output 4, k and v 0.5, MLP 6f/h = 21."""
+        config = load("llama-2-70b", tp=8, sp=True)
+        s, h, t = 4096, 8192, 8
+        assert memcalc.activation_bytes(config) == 134 * 2**20 == 335 * s * h // (10 * t)
+
+    def test_the_log_sum_exp_is_an_entry_of_its_own_in_exact_accounting(self):
+        s, a, t = 4096, 64, 8
+        assert self.tensors()["log_sum_exp"] == 4 * s * a // t
+        report = memcalc.ledger(load("llama-2-70b", tp=8, sp=True))
+        assert "log_sum_exp" not in report.column("tensor")
+
+    def test_an_unfused_gate_keeps_the_activated_gate_too(self):
+        fused, unfused = self.tensors(), self.tensors(implementation="torch")
+        s, f, t = 4096, 28672, 8
+        assert fused["gate_up"] == unfused["gate"] + unfused["up"] == 4 * s * f // t
+        assert unfused["silu_output"] == 2 * s * f // t
+
+    def test_torchs_sequence_parallelism_keeps_the_gathered_inputs(self):
+        """+ 4sbh(1 - 1/t): the inputs of qkv and fc1, whole."""
+        shard, whole = self.tensors(), self.tensors(implementation="torch")
+        assert whole["input_norm_output_gathered"] == 8 * shard["input_norm_output"]
+        assert whole["mlp_norm_output_gathered"] == 8 * shard["mlp_norm_output"]
+
+    def test_unfused_attention_keeps_what_is_quadratic(self):
+        tensors = self.tensors(attention="unfused", dropout=0.1)
+        s, a, t = 4096, 64, 8
+        assert tensors["softmax_output"] == 2 * a * s**2 // t
+        assert tensors["softmax_dropout_mask"] == a * s**2 // t
+        assert tensors["key_rotary_output_repeated"] == 2 * s * 8192 // t
+
+    def test_without_dropout_the_softmax_output_is_the_products_factor(self):
+        report = memcalc.ledger(load("llama-2-70b", tp=8, attention="unfused"))
+        ops = dict(zip(report.column("tensor"), report.column("op"), strict=True))
+        assert ops["softmax_output"] == "softmax, context"
+
+    def test_key_value_heads_are_copied_beyond_their_number(self):
+        qwen = load("qwen2.5-3b", tp=8, seq_length=1024)  # 2 key-value heads
+        rows = {row["tensor"]: row for row in memcalc.ledger(qwen).records()}
+        assert rows["value"]["bytes"] == 2 * 1024 * 128
+        assert rows["value"]["shape"] == "s b Max(1, k/t) d"
+
+
+class TestCatalogue:
+    @pytest.mark.parametrize("name", catalog.names())
+    def test_every_entry_can_be_loaded_and_names_its_source(self, name):
+        config = load(name, tp=1)
+        assert config.model.name == name
+        assert config.model.source
+        assert config.model.vocab_size
+        assert memcalc.activation_bytes(config) > 0
+
+    def test_it_holds_what_is_promised(self):
+        assert {"22b", "175b", "530b", "1t", "gpt2", "llama-2-70b", "llama-3-70b", "mistral-7b"} < {
+            *catalog.names()
+        }
+
+    def test_names_are_found_whatever_their_case(self):
+        assert load("LLAMA-3-8B").model.name == "llama-3-8b"
+
+    def test_an_unknown_name_leads_to_the_nearest(self):
+        with pytest.raises(ConfigError, match="did you mean 'llama-3-70b'"):
+            load("llama3-70b")

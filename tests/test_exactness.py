@@ -1,0 +1,206 @@
+"""Ints, Fractions, symbols and arrays agree, over the whole catalogue."""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memcalc
+from memcalc import symbols
+from memcalc.analysis import activations
+from memcalc.analysis.recompute import POLICIES
+from memcalc.answers.layer import TECHNIQUES, by_technique
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config, Model, Parallel, Run, catalog, load
+from memcalc.config.implementation import IMPLEMENTATIONS
+from memcalc.errors import ConfigError
+from memcalc.formulas import Formula, layer_formula
+
+DEGREES = (1, 2, 4, 8)
+ULPS = 4
+
+
+def configs(tp):
+    """Every model of the catalogue at s = 2048 whose heads t divides."""
+    for name in catalog.names():
+        if load(name, tp=1).model.heads % tp == 0:
+            yield load(name, tp=tp, seq_length=2048)
+
+
+@pytest.mark.parametrize("accounting", ["paper", "exact"])
+@pytest.mark.parametrize("name", catalog.names())
+def test_ints_symbols_and_arrays_agree(name, accounting):
+    for technique in TECHNIQUES:
+        formula = None
+        exact, letters = [], []
+        for tp in DEGREES:
+            try:
+                config = load(name, tp=tp, seq_length=2048)
+            except ConfigError:
+                continue
+            if formula is None:
+                formula = layer_formula(
+                    config,
+                    accounting,
+                    [technique.policy],
+                    tensor_parallel=technique.tensor_parallel,
+                    sequence_parallel=technique.sequence_parallel,
+                )
+            rows = memcalc.layer(config, accounting).records()
+            size = next(row["bytes"] for row in rows if row["technique"] == technique.name)
+            assert formula.value(symbols.values(config)) == size
+            exact.append(size)
+            letters.append(symbols.values(config))
+        arrays = {x: np.array([values[x] for values in letters]) for x in letters[0]}
+        computed = np.broadcast_to(formula.evaluate(**arrays), len(exact))
+        error = np.abs(computed - np.array(exact, dtype=np.float64))
+        assert (error <= ULPS * np.spacing(np.array(exact, dtype=np.float64))).all()
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_t_that_does_not_divide_the_heads_is_refused(name):
+    heads = load(name, tp=1).model.heads
+    for tp in (2, 4, 8):
+        if heads % tp:
+            with pytest.raises(ConfigError, match=f"tensor parallel {tp} does not divide heads"):
+                load(name, tp=tp)
+
+
+def test_some_models_of_the_catalogue_are_refused_at_some_degree():
+    refused = [n for n, tp in product(catalog.names(), DEGREES) if load(n, tp=1).model.heads % tp]
+    assert {"gpt2-xl", "qwen2.5-0.5b"} <= set(refused)
+
+
+@pytest.mark.parametrize("tp", DEGREES)
+def test_none_keeps_no_less_than_selective_and_that_no_less_than_full(tp):
+    for config in configs(tp):
+        size = dict(zip(*columns(memcalc.layer(config), "technique", "bytes"), strict=True))
+        assert size["tensor"] >= size["tensor+selective"] >= size["full"]
+        assert size["tensor+sequence"] >= size["tensor+sequence+selective"] >= size["full"]
+        assert size["none"] >= size["tensor"] >= size["tensor+sequence"]
+
+
+def columns(report, *names):
+    return [report.column(name) for name in names]
+
+
+def test_degree_one_is_the_serial_layer():
+    for config in configs(1):
+        sizes = {technique.name: activations.total(e) for technique, _, e in by_technique(config)}
+        assert sizes["none"] == sizes["tensor"] == sizes["tensor+sequence"]
+        assert not [op for op in layer_graph(config).ops if op.moves]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_more_tokens_keep_more(policy):
+    for name in ("22b", "llama-3-8b", "gpt2"):
+        small, longer, wider = (
+            memcalc.activation_bytes(
+                load(name, tp=1, seq_length=s, micro_batch_size=b, recompute=policy), "exact"
+            )
+            for s, b in ((1024, 1), (2048, 1), (1024, 2))
+        )
+        assert small < longer
+        assert small < wider
+
+
+def test_fractions_are_as_exact_as_ints():
+    config = load("llama-2-70b", tp=8, sp=True)
+    sizes = {letter: Fraction(value) for letter, value in symbols.values(config).items()}
+    graph = layer_graph(config, sizes)
+    assert activations.total(activations.kept(graph)) == memcalc.activation_bytes(config, "exact")
+    sizes["s"] = Fraction(1, 3)
+    third = activations.total(
+        activations.counted(activations.kept(layer_graph(config, sizes)), "paper")
+    )
+    assert third == Fraction(memcalc.activation_bytes(config), 3 * 4096)
+
+
+@st.composite
+def layers(draw):
+    """Small configs of every structure, with degrees that divide."""
+    tp = draw(st.sampled_from(DEGREES))
+    kv_heads = draw(st.sampled_from([1, 2, 4, 8]))
+    heads = max(kv_heads, tp) * draw(st.integers(1, 3))
+    model = Model(
+        name="drawn",
+        layers=1,
+        hidden_size=heads * draw(st.integers(1, 16)) * 2,
+        heads=heads,
+        kv_heads=kv_heads if heads % kv_heads == 0 else heads,
+        head_size=draw(st.sampled_from([None, 16, 64])),
+        ffn_size=draw(st.sampled_from([None, 8 * 11])),
+        norm=draw(st.sampled_from(["layernorm", "rmsnorm"])),
+        activation=draw(st.sampled_from(["gelu", "gelu_new", "silu", "swiglu", "geglu"])),
+        position="none",
+        softmax_fp32=draw(st.booleans()),
+        attention_dropout=draw(st.sampled_from([0.0, 0.1])),
+        hidden_dropout=draw(st.sampled_from([0.0, 0.1])),
+    )
+    run = Run(
+        seq_length=8 * draw(st.integers(1, 64)),
+        micro_batch_size=draw(st.integers(1, 8)),
+        precision=draw(st.sampled_from(["bf16", "fp32"])),
+        recompute=tuple(
+            draw(st.sets(st.sampled_from(["core_attention", "attention", "mlp", "norm", "full"])))
+        ),
+        implementation=replace(
+            draw(st.sampled_from(list(IMPLEMENTATIONS.values()))),
+            attention=draw(st.sampled_from(["flash", "unfused"])),
+        ),
+    )
+    try:
+        return Config(model, Parallel(tp=tp, sp=draw(st.booleans())), run)
+    except ConfigError:
+        return Config(model, Parallel(), run)
+
+
+@settings(max_examples=150, deadline=None)
+@given(layers())
+def test_any_layers_formula_is_its_bytes(config):
+    letters = symbols.values(config)
+    for accounting in ("paper", "exact"):
+        size = memcalc.activation_bytes(config, accounting)
+        assert layer_formula(config, accounting).value(letters) == size
+        assert sum(memcalc.ledger(config, accounting).column("bytes")) == size
+    assert memcalc.activation_bytes(config, "paper") <= memcalc.activation_bytes(config, "exact")
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers())
+def test_recomputing_never_keeps_more_than_the_tensors_of_the_layer(config):
+    """Each policy's entries are tensors of the same graph, none twice."""
+    graph = layer_graph(config)
+    everything = {t for op in graph.ops for t in (*op.inputs, *op.outputs)}
+    everything |= {save.tensor for op in graph.ops for save in op.saves}
+    for regions in POLICIES.values():
+        names = [entry.tensor for entry in activations.kept(graph, regions)]
+        assert len(names) == len(set(names))
+        assert everything.issuperset(names)
+
+
+def test_arrays_are_broadcast_and_chunked():
+    formula = layer_formula(load("175b"))
+    s = np.arange(1, 50_001, dtype=np.int32)[:, None] * 8
+    t = np.array([1, 2, 4])
+    sizes = formula.evaluate(s=s, b=1, h=12288, a=96, t=t)
+    assert sizes.shape == (50_000, 3)
+    assert sizes[-1, 1] == formula.value({"s": 400_000, "b": 1, "h": 12288, "a": 96, "t": 2})
+
+
+def test_a_formula_over_no_letters_and_over_no_elements():
+    assert Formula(7).evaluate() == 7
+    assert layer_formula(load("175b")).evaluate(s=2, b=1, h=8, a=2, t=1).shape == ()
+    assert layer_formula(load("175b")).evaluate(s=[], b=1, h=8, a=2, t=1).shape == (0,)
+
+
+def test_formulas_are_equal_as_functions():
+    s, b = symbols.symbol("s"), symbols.symbol("b")
+    assert Formula(s * (b + 1)) == Formula(s * b + s)
+    assert hash(Formula(s * (b + 1))) == hash(Formula(s * b + s))
+    assert Formula(s) != Formula(b)
+    assert Formula(s) != "s"

@@ -1,0 +1,320 @@
+"""Tensors, operations, regions: shapes, what is saved, FLOPs and weights."""
+
+from fractions import Fraction
+
+import pytest
+import sympy
+
+from memcalc.analysis.activations import kept, total
+from memcalc.errors import ConfigError
+from memcalc.graph import ops
+from memcalc.graph.graph import Graph, Save
+from memcalc.graph.mesh import Axis, Mesh
+
+S, B, H, A, D, F = (Axis.whole(x, n) for x, n in zip("sbhadf", (16, 2, 64, 4, 16, 96), strict=True))
+K = Axis.heads("k", 2)
+
+
+def graph(t=1, sp=False):
+    g = Graph(Mesh(t, sp))
+    return g, g.input("x", (g.mesh.sequence(S), B, H))
+
+
+def saved(g):
+    """What the last operation saves: name -> shape, bytes."""
+    return {save.tensor.name: (save.tensor.shape, save.tensor.bytes) for save in g.ops[-1].saves}
+
+
+def weights(g):
+    return {w.name: ([axis.size for axis in w.axes], w.split) for w in g.ops[-1].weights}
+
+
+class TestLinear:
+    def test_saves_its_input_and_counts_two_flops_a_multiply_add(self):
+        g, x = graph()
+        (y,) = ops.linear(g, "fc1", x, {"y": (F,)}, ops.COLUMN, bias=True)
+        assert y.shape == "s b f"
+        assert saved(g) == {"x": ("s b h", 2 * 16 * 2 * 64)}
+        assert g.ops[-1].flops == 2 * (16 * 2) * 64 * 96
+        assert weights(g) == {
+            "fc1.weight": ([96, 64], "tensor"),
+            "fc1.bias": ([96], "tensor"),
+        }
+
+    def test_column_split_divides_the_output_and_not_the_input(self):
+        g, x = graph(t=4)
+        (y,) = ops.linear(g, "fc1", x, {"y": (F,)}, ops.COLUMN)
+        assert (y.shape, y.bytes) == ("s b f/t", 2 * 16 * 2 * 24)
+        assert saved(g)["x"] == ("s b h", 2 * 16 * 2 * 64)
+        assert g.ops[-1].flops == 2 * (16 * 2) * 64 * 96
+
+    def test_row_split_divides_the_input_and_leaves_the_bias_whole(self):
+        g, x = graph(t=4)
+        (y,) = ops.linear(g, "fc1", x, {"y": (F,)}, ops.COLUMN)
+        (z,) = ops.linear(g, "fc2", y, {"z": (H,)}, ops.ROW, bias=True)
+        assert z.shape == "s b h"
+        assert saved(g) == {"y": ("s b f/t", 2 * 16 * 2 * 24)}
+        assert weights(g) == {"fc2.weight": ([64, 96], "tensor"), "fc2.bias": ([64], "")}
+
+    def test_replicated_divides_nothing(self):
+        g, x = graph(t=4)
+        (y,) = ops.linear(g, "router", x, {"y": (F,)}, ops.REPLICATED, bias=True)
+        assert y.shape == "s b f"
+        assert weights(g) == {"router.weight": ([96, 64], ""), "router.bias": ([96], "")}
+
+    def test_packed_outputs_share_one_product(self):
+        g, x = graph(t=2)
+        q, k, _ = ops.linear(
+            g, "qkv", x, {"q": (A, D), "k": (K, D), "v": (K, D)}, ops.COLUMN, bias=True
+        )
+        assert (q.shape, k.shape) == ("s b a/t d", "s b k/t d")
+        assert g.ops[-1].flops == 2 * (16 * 2) * 64 * (4 + 2 + 2) * 16
+        assert weights(g)["qkv.weight"] == ([(4 + 2 + 2) * 16, 64], "tensor")
+
+    def test_fewer_key_heads_than_ranks_are_copied_but_their_weight_is_not(self):
+        g, x = graph(t=4)
+        q, k, _ = ops.linear(g, "qkv", x, {"q": (A, D), "k": (K, D), "v": (K, D)}, ops.COLUMN)
+        assert (q.shape, q.bytes) == ("s b a/t d", 2 * 16 * 2 * 1 * 16)
+        assert (k.shape, k.bytes) == ("s b Max(1, k/t) d", 2 * 16 * 2 * 1 * 16)
+        assert weights(g)["qkv.weight"] == ([(4 + 2 + 2) * 16, 64], "tensor")
+
+
+class TestAttention:
+    def qkv(self, t=1):
+        g, x = graph(t)
+        return g, ops.linear(g, "qkv", x, {"q": (A, D), "k": (A, D), "v": (A, D)}, ops.COLUMN)
+
+    def test_matmul_saves_both_factors(self):
+        g, (q, k, _) = self.qkv()
+        scores = ops.matmul(g, "scores", "scores", q, k, (B, A, S, S), over=D)
+        assert scores.bytes == 2 * (2 * 4 * 16 * 16)
+        assert list(saved(g)) == ["q", "k"]
+        assert g.ops[-1].flops == 2 * 2 * 4 * 16 * 16 * 16
+
+    def test_scale_mask_rotary_cast_and_repeats_save_nothing(self):
+        g, (q, _, _) = self.qkv()
+        for apply in (
+            lambda: ops.scale(g, "scale", q),
+            lambda: ops.mask(g, "mask", q),
+            lambda: ops.rotary(g, "rotary", q),
+            lambda: ops.cast(g, "cast", q, 4),
+            lambda: ops.repeat_heads(g, "repeat", q, A),
+        ):
+            made = apply()
+            assert g.ops[-1].outputs == (made,)
+            assert not g.ops[-1].saves
+        assert ops.cast(g, "cast", q, 2) is q
+
+    def test_softmax_saves_its_output_in_its_own_width(self):
+        g, (q, k, _) = self.qkv()
+        scores = ops.matmul(g, "scores", "scores", q, k, (B, A, S, S), over=D)
+        ops.softmax(g, "softmax", scores, 4)
+        assert saved(g) == {"softmax_output": ("b a s s", 4 * 2 * 4 * 16 * 16)}
+
+    def test_flash_saves_four_tensors_and_a_log_sum_exp_but_nothing_quadratic(self):
+        g, (q, k, v) = self.qkv(t=2)
+        out = ops.flash_attention(g, "flash", q, k, v, rng_bytes=16)
+        assert out.shape == "s b a/t d"
+        assert saved(g) == {
+            **dict.fromkeys(("q", "k", "v", "context"), ("s b a/t d", 2 * 16 * 2 * 2 * 16)),
+            "log_sum_exp": ("b a/t s", 4 * 2 * 2 * 16),
+            "rng_state": ("16", 16),
+        }
+        assert g.ops[-1].flops == 4 * 2 * 16**2 * 4 * 16
+
+
+class TestElementwise:
+    def test_dropout_saves_a_byte_an_element_and_vanishes_without_probability(self):
+        g, x = graph()
+        assert ops.dropout(g, "dropout", x, 0.0) is x
+        assert not g.ops
+        ops.dropout(g, "dropout", x, 0.1)
+        assert saved(g) == {"dropout_mask": ("s b h", 16 * 2 * 64)}
+
+    def test_gelu_and_silu_save_their_input(self):
+        for activation in (ops.gelu, ops.silu):
+            g, x = graph()
+            activation(g, "act", x)
+            assert saved(g) == {"x": ("s b h", 2 * 16 * 2 * 64)}
+
+    def test_a_sum_saves_nothing_and_a_product_both_factors(self):
+        g, x = graph()
+        y = g.input("y", x.axes)
+        ops.add(g, "add", x, y)
+        assert not saved(g)
+        ops.multiply(g, "multiply", x, y)
+        assert list(saved(g)) == ["x", "y"]
+
+    def test_a_fused_gate_saves_its_packed_input_and_an_unfused_one_three_tensors(self):
+        g, x = graph()
+        (packed,) = ops.linear(g, "fc1", x, {"gate_up": (F.times(2),)}, ops.COLUMN)
+        ops.gated_activation(g, "swiglu", packed, F)
+        assert saved(g) == {"gate_up": ("s b 2f", 2 * 16 * 2 * 2 * 96)}
+
+        g, x = graph()
+        gate, up = ops.linear(g, "fc1", x, {"gate": (F,), "up": (F,)}, ops.COLUMN)
+        ops.multiply(g, "swiglu", ops.silu(g, "silu", gate), up)
+        names = [entry.tensor.name for entry in kept(g)]
+        assert names == ["x", "gate", "silu_output", "up"]
+
+    def test_gelu_operation_by_operation_keeps_four_tensors(self):
+        """PyTorch keeps 4 x 8sbh for Hugging Face's gelu_new, where a kernel keeps 8sbh."""
+        g, x = graph()
+        ops.gelu_chain(g, "gelu", x)
+        assert [save.tensor.bytes for save in g.ops[-1].saves] == [x.bytes] * 4
+
+
+class TestNorms:
+    def test_layer_norm_saves_input_mean_and_deviation(self):
+        g, x = graph()
+        ops.layer_norm(g, "norm", x)
+        assert saved(g) == {
+            "x": ("s b h", 2 * 16 * 2 * 64),
+            "norm_mean": ("s b", 4 * 16 * 2),
+            "norm_rstd": ("s b", 4 * 16 * 2),
+        }
+        assert weights(g) == {"norm.weight": ([64], ""), "norm.bias": ([64], "")}
+
+    def test_rms_norm_saves_input_and_one_statistic(self):
+        g, x = graph(t=4, sp=True)
+        ops.rms_norm(g, "norm", x)
+        assert saved(g) == {
+            "x": ("s/t b h", 2 * 4 * 2 * 64),
+            "norm_rstd": ("s/t b", 4 * 4 * 2),
+        }
+
+    def test_rms_norm_operation_by_operation_keeps_more(self):
+        """PyTorch keeps 6sbh + 4sb for Hugging Face's LlamaRMSNorm in bf16."""
+        g, x = graph()
+        ops.rms_norm_chain(g, "norm", x)
+        assert total(kept(g)) == 6 * 16 * 2 * 64 + 4 * 16 * 2
+
+
+class TestCollectives:
+    def test_with_one_rank_they_vanish(self):
+        g, x = graph()
+        assert (
+            ops.leave_tensor_parallel(g, "leave", ops.enter_tensor_parallel(g, "enter", x, False))
+            is x
+        )
+        assert not g.ops
+
+    def test_f_and_f_bar_all_reduce_once_each(self):
+        g, x = graph(t=4)
+        y = ops.leave_tensor_parallel(g, "leave", ops.enter_tensor_parallel(g, "enter", x, False))
+        assert y.shape == "s b h"
+        assert [(op.kind, [m[:3] for m in op.moves]) for op in g.ops] == [
+            ("f", [("all_reduce", "backward", x.bytes)]),
+            ("f_bar", [("all_reduce", "forward", x.bytes)]),
+        ]
+
+    def test_g_gathers_and_g_bar_scatters_with_their_conjugates_in_backward(self):
+        g, x = graph(t=4, sp=True)
+        gathered = ops.enter_tensor_parallel(g, "enter", x, False)
+        y = ops.leave_tensor_parallel(g, "leave", gathered)
+        assert (x.shape, gathered.shape, y.shape) == ("s/t b h", "s b h", "s/t b h")
+        whole = gathered.bytes
+        assert whole == 4 * x.bytes
+        assert [(op.kind, [tuple(m) for m in op.moves]) for op in g.ops] == [
+            (
+                "g",
+                [
+                    ("all_gather", "forward", whole, 4, ""),
+                    ("reduce_scatter", "backward", whole, 4, ""),
+                    ("all_gather", "backward", whole, 4, "data gradient"),
+                ],
+            ),
+            (
+                "g_bar",
+                [
+                    ("reduce_scatter", "forward", whole, 4, ""),
+                    ("all_gather", "backward", whole, 4, ""),
+                ],
+            ),
+        ]
+
+    def test_a_linear_behind_g_keeps_the_shard_or_the_whole(self):
+        for keeps_gathered, kept_bytes in ((False, 2 * 4 * 2 * 64), (True, 2 * 16 * 2 * 64)):
+            g, x = graph(t=4, sp=True)
+            y = ops.enter_tensor_parallel(g, "enter", x, keeps_gathered)
+            ops.linear(g, "fc1", y, {"y": (F,)}, ops.COLUMN)
+            assert total(kept(g)) == kept_bytes
+
+
+class TestGraph:
+    def test_a_tensor_that_two_operations_save_counts_once(self):
+        g, x = graph()
+        ops.gelu(g, "first", x)
+        ops.silu(g, "second", x)
+        (entry,) = kept(g)
+        assert entry.ops == ("first", "second")
+
+    def test_two_equal_tensors_are_two(self):
+        g, x = graph()
+        ops.multiply(g, "multiply", x, g.input("x", x.axes))
+        assert total(kept(g)) == 2 * x.bytes
+
+    def chain(self):
+        """x -> a -> b -> c, with a and b in one region and b in a region inside it."""
+        g, x = graph()
+        with g.region("outer"):
+            y = ops.gelu(g, "a", x)
+            with g.region("inner"):
+                y = ops.gelu(g, "b", y)
+        ops.gelu(g, "c", y)
+        return g
+
+    @pytest.mark.parametrize(
+        ("recomputed", "names"),
+        [
+            (set(), ["x", "a_output", "b_output"]),
+            ({"inner"}, ["x", "a_output", "b_output"]),  # a_output enters the region
+            ({"outer"}, ["x", "b_output"]),
+            ({"outer", "inner"}, ["x", "b_output"]),  # the outermost decides
+        ],
+    )
+    def test_a_recomputed_region_keeps_what_enters_it(self, recomputed, names):
+        entries = kept(self.chain(), frozenset(recomputed))
+        assert [entry.tensor.name for entry in entries] == names
+
+    def test_two_regions_of_one_name_are_two_checkpoints(self):
+        g, x = graph()
+        for _ in range(2):
+            with g.region("part"):
+                x = ops.gelu(g, "one", x)
+                x = ops.gelu(g, "two", x)
+        names = [entry.tensor.name for entry in kept(g, frozenset({"part"}))]
+        assert names == ["x", "two_output"]
+
+    def test_a_region_ends_when_its_block_fails(self):
+        g, x = graph()
+        with pytest.raises(ZeroDivisionError), g.region("broken"):
+            _ = 1 / 0
+        ops.gelu(g, "after", x)
+        assert g.ops[-1].regions == ()
+
+    def test_what_does_not_divide_is_refused_with_both_numbers(self):
+        with pytest.raises(ConfigError, match="s: 10 is not divisible by 4"):
+            Mesh(4, True).sequence(Axis.whole("s", 10))
+        with pytest.raises(ConfigError, match="4 is not divisible by 3"):
+            Mesh(4).tensor(Axis.heads("k", 3))
+
+    @pytest.mark.parametrize(
+        "make", [int, Fraction, lambda size: size * sympy.Symbol("z", positive=True)]
+    )
+    def test_sizes_may_be_of_any_kind(self, make):
+        g = Graph(Mesh(make(4), True))
+        axes = (Axis.whole("s", make(16)), Axis.whole("b", make(2)), Axis.whole("h", make(64)))
+        x = g.input("x", (g.mesh.sequence(axes[0]), *axes[1:]))
+        g.record("op", "op", (x,), (), saves=[Save(x, "", "")])
+        size = total(kept(g))
+        if isinstance(size, sympy.Expr):
+            assert size == 1024 * sympy.Symbol("z", positive=True) ** 2
+        else:
+            assert size == 1024
+
+    def test_symbolic_key_heads_are_at_least_one(self):
+        k, t = sympy.symbols("k t", positive=True)
+        axis = Mesh(t).tensor(Axis.heads("k", k))
+        assert axis.local == sympy.Max(1, k / t)
+        assert Mesh(Fraction(8)).tensor(Axis.heads("k", Fraction(2))).local == 1

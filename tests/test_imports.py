@@ -1,0 +1,61 @@
+"""Start-up: what a question loads is part of the contract."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"sympy", "numpy", "pandas", "matplotlib", "torch"}
+
+
+def loaded(code, tmp_path):
+    """The heavy libraries that a fresh process has loaded after running code."""
+    probe = f"import sys\n{code}\nprint('loaded:', *({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=True,
+    )
+    return set(done.stdout.rpartition("loaded:")[2].split())
+
+
+def question(line):
+    return f"from memcalc.cli.main import main\nmain({line.split()!r})"
+
+
+@pytest.mark.parametrize("format_", ["text", "json", "csv", "markdown"])
+@pytest.mark.parametrize(
+    "line", ["models", "ledger 22b", "recompute llama-3-8b", "flops 175b --recompute full"]
+)
+def test_questions_without_formulas_load_nothing_heavy(line, format_, tmp_path):
+    assert loaded(question(f"{line} --format {format_}"), tmp_path) == set()
+
+
+@pytest.mark.parametrize("line", ["--help", "--version", "layer --help", "plot --help", "nonsense"])
+def test_help_loads_nothing_heavy(line, tmp_path):
+    assert loaded(question(line), tmp_path) == set()
+
+
+@pytest.mark.parametrize("line", ["layer 22b", "formula 22b --latex"])
+def test_formulas_load_sympy_alone(line, tmp_path):
+    assert loaded(question(line), tmp_path) == {"sympy"}
+
+
+def test_the_library_loads_nothing_until_it_is_used(tmp_path):
+    assert (
+        loaded("import memcalc\nmemcalc.activation_bytes(memcalc.load('22b'))", tmp_path) == set()
+    )
+    assert loaded("import memcalc\nassert 'layer' in dir(memcalc)", tmp_path) == set()
+
+
+def test_every_public_name_is_there_and_no_other():
+    import memcalc
+
+    assert sorted(memcalc._PUBLIC) == sorted(memcalc.__all__)
+    for name in memcalc.__all__:
+        assert getattr(memcalc, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = memcalc.nothing

@@ -1,0 +1,149 @@
+"""Renderers and figures: what a person sees."""
+
+import io
+from xml.etree import ElementTree
+
+import matplotlib.image
+import pytest
+
+import memcalc
+from memcalc.answers.layer import PARTS, TECHNIQUES, parts
+from memcalc.config import load
+from memcalc.errors import OutputError, UsageError
+from memcalc.files import write
+from memcalc.render import figure, render
+from memcalc.report import Column, Report
+from memcalc.units import GIB
+
+HOSTILE = Report(
+    "demo",
+    "<b>100% & more_</b>",
+    (Column("name", "text"), Column("bytes", "bytes"), Column("share", "percent")),
+    (("a|b*c_<d>&{e}~^\\", 1024, 50.0), ("[red]x[/red]", None, None)),
+    {},
+    ("a note: <i>",),
+)
+
+
+def test_text_shows_markup_as_it_is():
+    text = render(HOSTILE, "text")
+    assert "[red]x[/red]" in text
+    assert "<b>100% & more_</b>" in text
+
+
+def test_markdown_escapes_what_would_break_a_table():
+    line = render(HOSTILE, "markdown").splitlines()[4]
+    assert line == r"| a\|b\*c\_\<d>&{e}~^\\ | 1024 | 50.0 |"
+
+
+def test_latex_escapes_what_it_reads_otherwise():
+    text = render(HOSTILE, "latex")
+    assert r"a|b*c\_<d>\&\{e\}\textasciitilde{}\textasciicircum{}\textbackslash{}" in text
+    assert r"\caption{<b>100\% \& more\_</b>}" in text
+    assert "-- & --" in text
+
+
+def test_html_escapes_and_typesets():
+    html = render(HOSTILE, "html")
+    assert "&lt;b&gt;100% &amp; more_&lt;/b&gt;" in html
+    assert "<b>100%" not in html
+    formulas = memcalc.layer(load("175b"))._repr_html_()
+    assert r"$\frac{34sbh}{t}$" in formulas
+
+
+def test_html_is_well_formed():
+    for report in (HOSTILE, memcalc.layer(load("175b")), memcalc.ledger(load("llama-3-8b"))):
+        ElementTree.fromstring(report.render("html"))
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(UsageError, match="format 'jsn' is unknown; did you mean 'json'"):
+        HOSTILE.render("jsn")
+
+
+def test_a_formula_displays_as_latex():
+    formula = memcalc.layer_formula(load("175b", sp=True))
+    assert formula._repr_latex_() == (
+        r"$\displaystyle \frac{sbh}{t}\left(34 + \frac{5sa}{h}\right)$"
+    )
+
+
+def test_latex_of_key_value_heads():
+    formula = memcalc.layer_formula(load("llama-2-70b", tp=8))
+    assert r"\frac{4\max\left(1, \frac{k}{t}\right)}{a}" in formula.latex()
+
+
+def test_a_frame_has_the_rows_and_their_units():
+    report = memcalc.layer(load("22b"))
+    frame = report.to_frame()
+    assert list(frame["bytes"]) == report.column("bytes")
+    assert frame.attrs["units"]["bytes"] == "bytes"
+    assert frame.attrs["symbols"]["h"] == 6144
+    assert str(report) == report.render("text")
+
+
+class TestFigure:
+    def test_bars_stand_as_high_as_the_layer_keeps(self):
+        config = load("22b")
+        drawn = memcalc.plot("techniques", config)
+        (axes,) = drawn.axes
+        tops = {}
+        for bar in axes.patches:
+            x = round(bar.get_x() + bar.get_width() / 2)
+            tops[x] = max(tops.get(x, 0), bar.get_y() + bar.get_height())
+        expected = [size / GIB for size in memcalc.layer(config).column("bytes")]
+        assert [tops[x] for x in range(6)] == pytest.approx(expected)
+
+    def test_each_part_has_a_colour_of_its_own(self):
+        (axes,) = memcalc.plot("techniques", load("22b")).axes
+        colours = {bar.get_facecolor() for bar in axes.patches}
+        assert len(colours) == len(PARTS) == len(axes.get_legend().get_texts())
+
+    def test_the_parts_sum_to_the_layer(self):
+        for name in ("175b", "llama-3-70b"):
+            config = load(name, tp=8)
+            rows = parts(config, "exact").records()
+            sums = [sum(r["bytes"] for r in rows if r["technique"] == t.name) for t in TECHNIQUES]
+            assert sums == memcalc.layer(config, "exact").column("bytes")
+
+    def test_a_file_is_what_its_suffix_says(self):
+        drawn = memcalc.plot("techniques", load("175b"))
+        png = figure.encode(drawn, ".PNG")
+        assert matplotlib.image.imread(io.BytesIO(png)).shape[:2] == (840, 1440)
+        svg = figure.encode(drawn, ".svg").decode()
+        assert ElementTree.fromstring(svg).tag.endswith("svg")
+        assert "GiB per layer and GPU" in svg
+        assert figure.encode(drawn, ".pdf").startswith(b"%PDF-")
+
+    def test_the_same_question_draws_the_same_file(self):
+        for suffix in figure.SUFFIXES:
+            once, again = (
+                figure.encode(memcalc.plot("techniques", load("22b")), suffix) for _ in range(2)
+            )
+            assert once == again
+
+    def test_an_unknown_figure_is_refused(self):
+        with pytest.raises(UsageError, match="did you mean 'techniques'"):
+            memcalc.plot("technique", load("22b"))
+
+
+class TestFiles:
+    def test_a_file_keeps_its_permissions_and_a_link_its_target(self, tmp_path):
+        target, link = tmp_path / "target", tmp_path / "link"
+        target.write_text("old")
+        target.chmod(0o640)
+        link.symlink_to(target)
+        write(link, b"new")
+        assert target.read_bytes() == b"new"
+        assert target.stat().st_mode & 0o777 == 0o640
+        assert link.is_symlink()
+
+    def test_what_fails_leaves_nothing_behind(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(OutputError, match="cannot be written: full"):
+            write(tmp_path / "out", b"new")
+        assert not list(tmp_path.iterdir())
+
+    def test_a_folder_is_no_file(self, tmp_path):
+        with pytest.raises(OutputError, match="Is a directory"):
+            write(tmp_path, b"new")
