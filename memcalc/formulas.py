@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2**14  # elements: every intermediate of a chunk stays in cache
 
-_PRINTED_ORDER = "sbhakdfLvtpm"  # the paper writes sbh, not bhs
+_PRINTED_ORDER = "asbhkdfLvtpm"  # the paper writes sbh and 5as/h
 
 
 class Formula:

@@ -57,6 +57,17 @@ def column(unit: str, values: Sequence[float | None]) -> tuple[str, list[str | N
     return name, [None if value is None else f"{value:,.{places}f}" for value in scaled]
 
 
+def number(value: float, unit: str) -> str:
+    """A number of a column without a scale, for people.
+
+    >>> number(61.964, "percent"), number(0.00122, "ratio"), number(12288, "count")
+    ('62.0', '0.00122', '12,288')
+    """
+    if unit == "percent":
+        return f"{value:.1f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
 def format_bytes(value: float) -> str:
     """Bytes in their own best scale, for a sentence.
 

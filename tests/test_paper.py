@@ -158,5 +158,5 @@ def test_formulas_are_written_in_the_papers_shape(settings, printed):
 
 def test_latex_is_written_in_the_papers_shape():
     assert layer_formula(load("175b")).latex() == (
-        r"sbh\left(10 + \frac{24}{t} + \frac{5sa}{ht}\right)"
+        r"sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)"
     )

@@ -64,7 +64,7 @@ def test_an_unknown_format_is_refused():
 def test_a_formula_displays_as_latex():
     formula = memcalc.layer_formula(load("175b", sp=True))
     assert formula._repr_latex_() == (
-        r"$\displaystyle \frac{sbh}{t}\left(34 + \frac{5sa}{h}\right)$"
+        r"$\displaystyle \frac{sbh}{t}\left(34 + \frac{5as}{h}\right)$"
     )
 
 

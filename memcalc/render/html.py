@@ -33,17 +33,18 @@ def _column(column: Column, values: list[Any]) -> tuple[str, bool, list[str]]:
     """A column's header, whether it holds numbers, and its cells."""
     header = column.name.replace("_", " ")
     if column.unit in units.SCALES:
-        name, cells = units.column(column.unit, values)
-        return f"{header} ({name})", True, ["-" if cell is None else cell for cell in cells]
-    return header, column.unit not in ("text", "formula"), [_cell(value) for value in values]
+        name, scaled = units.column(column.unit, values)
+        return f"{header} ({name})", True, ["-" if cell is None else cell for cell in scaled]
+    cells = [_cell(value, column.unit) for value in values]
+    return header, column.unit not in ("text", "formula"), cells
 
 
-def _cell(value: Any) -> str:
-    if value is None:
+def _cell(value: Any, unit: str) -> str:
+    if value is None or value == "":
         return "-"
     if hasattr(value, "latex"):
         return f"${value.latex()}$"
-    return f"{value:.3g}" if isinstance(value, float) else escape(str(value))
+    return units.number(value, unit) if isinstance(value, (int, float)) else escape(str(value))
 
 
 def _tag(name: str, content: str, number: bool) -> str:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 from rich import box
@@ -16,6 +17,8 @@ from rich.text import Text
 
 from memcalc import units
 from memcalc.report import Column, Report
+
+HEADER = 14  # the width to which headers are folded, where there is room
 
 
 def render(report: Report) -> str:
@@ -37,15 +40,18 @@ def render(report: Report) -> str:
         file=out,
         width=shutil.get_terminal_size().columns,
         force_terminal=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+        force_jupyter=False,
         highlight=False,
         emoji=False,
         markup=False,
     )
     known = [c for c in report.columns if not c.detail or set(report.column(c.name)) - {None}]
-    table = _table(report, known)
+    brief = [column for column in known if not column.detail]
     endless = console.options.update(max_width=10_000)
-    if console.measure(table, options=endless).maximum > console.width:
-        table = _table(report, [column for column in known if not column.detail])
+    for columns, header_width in product((known, brief), (HEADER, 0)):
+        table = _table(report, columns, header_width)
+        if console.measure(table, options=endless).maximum <= console.width:
+            break
     console.print(Text(report.title, style="bold"))
     console.print(table)
     for note in report.notes:
@@ -54,15 +60,15 @@ def render(report: Report) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _table(report: Report, columns: Iterable[Column]) -> Table:
+def _table(report: Report, columns: Iterable[Column], header_width: int) -> Table:
+    """A table of some columns, with headers folded to this width, or that of their cells."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1))
     cells = []
     for column in columns:
         header, values = _column(column, report.column(column.name))
-        # only cells with spaces are worth folding; a header folds to the width of its cells
-        longest = max(len(text) for text in (*values, *header.split(" ")))
+        width = max(header_width, *(len(text) for text in (*values, *header.split(" "))))
         table.add_column(
-            "\n".join(textwrap.wrap(header, longest)),
+            "\n".join(textwrap.wrap(header, width)),
             justify="left" if column.unit in ("text", "formula") else "right",
             no_wrap=not any(" " in value for value in values),
             overflow="fold",
@@ -86,8 +92,4 @@ def _column(column: Column, values: list[Any]) -> tuple[str, list[str]]:
 def _cell(value: Any, unit: str) -> str:
     if value is None or value == "":
         return "-"
-    if unit == "percent":
-        return f"{value:.1f}"
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return units.number(value, unit) if isinstance(value, (int, float)) else str(value)

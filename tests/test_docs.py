@@ -1,0 +1,56 @@
+"""README, changelog and contributing guide: what they show and claim is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import memcalc as library
+from memcalc.cli.main import COMMANDS
+from memcalc.graph import ops
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+SHOWN = re.findall(r"^\$ memcalc (.*)\n((?:(?!\$ |```).*\n)*)", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("line", "shown"), SHOWN, ids=[line for line, _ in SHOWN])
+def test_the_readme_shows_real_output(memcalc, line, shown):
+    outcome = memcalc(line)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert shown.rstrip() == outcome.out.rstrip()
+
+
+def test_the_first_command_answers_what_stands_beside_it():
+    first, second = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
+    assert first.endswith("&& .venv/bin/memcalc layer 175b")
+    assert "layer 175b" in [line for line, _ in SHOWN]
+    assert "pytest" in second
+
+
+def test_every_command_is_documented():
+    for name in COMMANDS:
+        assert f"`memcalc {name}" in README
+
+
+def test_every_public_name_is_documented():
+    for name in library.__all__:
+        assert name in README, name
+
+
+def test_the_changelog_speaks_of_this_version():
+    assert f"## {library.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_file_that_the_guide_names_is_there():
+    for path in re.findall(r"`((?:memcalc|data|tests|notebooks)/[\w./-]+)`", CONTRIBUTING):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_operation_says_what_it_saves():
+    choosing = {"enter_tensor_parallel", "leave_tensor_parallel"}  # between f and g, and their bars
+    for name, function in vars(ops).items():
+        if getattr(function, "__module__", "") == ops.__name__ and name not in choosing:
+            assert name.startswith("_") or re.search(r"[Ss]aves", function.__doc__), name

@@ -1,0 +1,37 @@
+"""The examples in docstrings and in the README."""
+
+import doctest
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import memcalc
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(memcalc.__path__, "memcalc.")
+    if module.name != "memcalc.__main__"
+)
+
+
+@pytest.mark.parametrize("name", ["memcalc", *MODULES])
+def test_the_examples_of_a_module_run(name):
+    assert doctest.testmod(import_module(name), optionflags=doctest.REPORT_UDIFF).failed == 0
+
+
+def test_examples_are_where_they_are_promised():
+    """Every public function and class has an example that runs."""
+    finder = doctest.DocTestFinder(recurse=False)
+    plain = {"MemcalcError", "ConfigError", "InputError", "OutputError", "UsageError"}
+    for name in set(memcalc.__all__) - plain - {"IMPLEMENTATIONS"}:
+        (found,) = finder.find(getattr(memcalc, name), name)
+        assert found.examples, name
+
+
+def test_the_readmes_python_runs():
+    results = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert results.attempted > 3
+    assert results.failed == 0
