@@ -6,18 +6,18 @@ The command line's questions are functions here, from a ``Config`` to a ``Report
 >>> config = memcalc.load("175b", sp=True, recompute="selective")
 >>> memcalc.layer_formula(config)
 Formula(34*b*h*s/t)
->>> memcalc.activation_bytes(config)
+>>> memcalc.layer_bytes(config)
 106954752
 """
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.lazy import load as _load
+from memcalc.lazy import resolve
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from memcalc.analysis.activations import activation_bytes
+    from memcalc.analysis.layers import layer_bytes, layer_entries
     from memcalc.answers.flops import flops
     from memcalc.answers.formula import formula
     from memcalc.answers.layer import layer
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         load,
     )
     from memcalc.errors import ConfigError, InputError, MemcalcError, OutputError, UsageError
+    from memcalc.figures import plot
     from memcalc.formulas import Formula, layer_formula
-    from memcalc.render.figure import plot
     from memcalc.report import Report
 
 # Public name -> where it lives; loaded when first used, so that ``import memcalc`` costs nothing.
@@ -53,15 +53,16 @@ _PUBLIC = {
     "Report": "memcalc.report:Report",
     "Run": "memcalc.config:Run",
     "UsageError": "memcalc.errors:UsageError",
-    "activation_bytes": "memcalc.analysis.activations:activation_bytes",
     "flops": "memcalc.answers.flops:flops",
     "formula": "memcalc.answers.formula:formula",
     "layer": "memcalc.answers.layer:layer",
+    "layer_bytes": "memcalc.analysis.layers:layer_bytes",
+    "layer_entries": "memcalc.analysis.layers:layer_entries",
     "layer_formula": "memcalc.formulas:layer_formula",
     "ledger": "memcalc.answers.ledger:ledger",
     "load": "memcalc.config:load",
     "models": "memcalc.answers.models:models",
-    "plot": "memcalc.render.figure:plot",
+    "plot": "memcalc.figures:plot",
     "recompute": "memcalc.answers.recompute:recompute",
 }
 
@@ -79,10 +80,11 @@ __all__ = [
     "Report",
     "Run",
     "UsageError",
-    "activation_bytes",
     "flops",
     "formula",
     "layer",
+    "layer_bytes",
+    "layer_entries",
     "layer_formula",
     "ledger",
     "load",
@@ -95,7 +97,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
-    return _load(_PUBLIC[name])
+    return resolve(_PUBLIC[name])
 
 
 def __dir__() -> list[str]:

@@ -24,10 +24,6 @@ class UsageError(MemcalcError, ValueError):
     """A question that makes no sense as it was asked."""
 
 
-class UnmodelledWarning(UserWarning):
-    """Something in the input that memcalc read, understood, and does not count."""
-
-
 def nearest(word: str, choices: Iterable[str]) -> str:
     """A sentence that leads from a mistyped word to the valid ones.
 

@@ -5,7 +5,6 @@ symbols sums up to.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,7 @@ from sympy.printing.numpy import NumPyPrinter
 
 from memcalc import symbols
 from memcalc.analysis import activations
-from memcalc.analysis.recompute import regions
-from memcalc.blocks.layer import layer_graph
+from memcalc.analysis.layers import layer_entries
 from memcalc.config import Config
 
 if TYPE_CHECKING:
@@ -47,37 +45,39 @@ class Formula:
 
     @cached_property
     def _shape(self) -> tuple[Any, list[Any], Any, list[Any]]:
-        """The expression as ``factor * (terms) / divisor + rest``."""
-        terms = sympy.Add.make_args(sympy.expand(self.expression))
+        """The expression as ``factor * (terms) / divisor + rest``.
+
+        The factor is sbh where some term has an h, as the paper writes it, else sb.
+        """
         one = sympy.Integer(1)
-        if len(terms) == 1:
-            return one, [], one, list(terms)
+        terms = sympy.Add.make_args(sympy.expand(self.expression))
         s, b, h = (symbols.symbol(letter) for letter in "sbh")
-        tokens = [term for term in terms if not (term / (s * b)).has(1 / s, 1 / b)]
-        rest = [term for term in terms if term not in tokens]
-        if len(tokens) < 2:
+        inside = [term for term in terms if _power(term, s) >= 1 and _power(term, b) >= 1]
+        if len(inside) < 2:
             return one, [], one, _ordered(terms)
-        bracket = [term / (s * b * h) for term in tokens]
+        shared = s * b * h if any(_power(term, h) >= 1 for term in inside) else s * b
+        bracket = [term / shared for term in inside]
         divisor = one
-        for letter in bracket[0].free_symbols - {h}:
-            if all(term.as_powers_dict().get(letter, 0) <= -1 for term in bracket):
+        for letter in sorted(bracket[0].free_symbols - {h}, key=str):
+            if all(_power(term, letter) <= -1 for term in bracket):
                 divisor *= letter
-        return s * b * h, _ordered([term * divisor for term in bracket]), divisor, _ordered(rest)
+        rest = [term for term in terms if term not in inside]
+        return shared, _ordered([term * divisor for term in bracket]), divisor, _ordered(rest)
 
     def __str__(self) -> str:
         factor, terms, divisor, rest = self._shape
         parts = [sympy.sstr(term) for term in rest]
         if terms:
-            inner = " + ".join(sympy.sstr(term) for term in terms)
-            over = "" if divisor == 1 else f"/{sympy.sstr(divisor)}"
-            parts.insert(0, f"{sympy.sstr(factor)}*({inner}){over}")
-        return " + ".join(parts)
+            over = sympy.sstr(divisor) if divisor.is_Symbol else f"({sympy.sstr(divisor)})"
+            whole = f"{sympy.sstr(factor)}*({_sum([sympy.sstr(term) for term in terms])})"
+            parts.insert(0, whole if divisor == 1 else f"{whole}/{over}")
+        return _sum(parts)
 
     def __repr__(self) -> str:
         return f"Formula({self})"
 
     def __eq__(self, other: object) -> bool:
-        """Whether two formulas are the same function, however they are written."""
+        """Whether two formulas are equal once they are multiplied out."""
         if not isinstance(other, Formula):
             return NotImplemented
         return bool(sympy.expand(self.expression - other.expression) == 0)
@@ -95,9 +95,9 @@ class Formula:
         factor, terms, divisor, rest = self._shape
         parts = [_latex(term) for term in rest]
         if terms:
-            inner = " + ".join(_latex(term) for term in terms)
+            inner = _sum([_latex(term) for term in terms])
             parts.insert(0, rf"{_latex(factor / divisor)}\left({inner}\right)")
-        return " + ".join(parts)
+        return _sum(parts)
 
     def _repr_latex_(self) -> str:
         return f"$\\displaystyle {self.latex()}$"
@@ -172,55 +172,41 @@ class _Printer(NumPyPrinter):  # type: ignore[misc]
 
 
 def layer_formula(
-    config: Config,
-    accounting: str = "paper",
-    words: Sequence[str] | None = None,
-    *,
-    tensor_parallel: bool | None = None,
-    sequence_parallel: bool | None = None,
+    config: Config, accounting: str = "paper", sizes: Mapping[str, Any] | None = None
 ) -> Formula:
-    """The activation memory of one layer, in bytes, as a formula.
+    """The activation memory of one layer on one rank, in bytes, as a formula.
 
     Args:
-        config: The model and its run; sizes become letters.
+        config: The model, its parallelism and its run, of which sizes become letters.
         accounting: ``paper`` or ``exact``.
-        words: The recomputation, instead of the run's.
-        tensor_parallel: Whether t is a letter, or 1; by default, what the config's t is.
-        sequence_parallel: Whether the sequence is split too; by default, as in the config.
+        sizes: What each letter is, instead of ``symbols.symbolic(config)``.
 
     >>> from memcalc.config import load
     >>> layer_formula(load("175b", sp=True, recompute="selective"))
     Formula(34*b*h*s/t)
     """
-    kept = layer_entries(config, accounting, words, tensor_parallel, sequence_parallel)
-    return Formula(activations.total(kept))
-
-
-def layer_entries(
-    config: Config,
-    accounting: str = "paper",
-    words: Sequence[str] | None = None,
-    tensor_parallel: bool | None = None,
-    sequence_parallel: bool | None = None,
-) -> list[activations.Entry]:
-    """The kept tensors of one layer, over letters; the arguments are ``layer_formula``'s."""
-    sizes = dict(symbols.symbolic(config.model))
-    if not (config.parallel.tp > 1 if tensor_parallel is None else tensor_parallel):
-        sizes["t"] = 1
-    if sequence_parallel is not None:
-        parallel = replace(config.parallel, sp=sequence_parallel)
-        config = replace(config, parallel=parallel)
-    recomputed = regions(config.run.recompute if words is None else words)
-    return activations.counted(activations.kept(layer_graph(config, sizes), recomputed), accounting)
+    sizes = symbols.symbolic(config) if sizes is None else sizes
+    return Formula(activations.total(layer_entries(config, accounting, sizes)))
 
 
 def _ordered(terms: Sequence[Any]) -> list[Any]:
     return sorted(terms, key=lambda term: (len(term.free_symbols), sympy.sstr(term)))
 
 
+def _sum(terms: list[str]) -> str:
+    """Terms with the signs between them."""
+    return " + ".join(terms).replace("+ -", "- ")
+
+
+def _power(term: Any, letter: Any) -> Any:
+    return term.as_powers_dict().get(letter, 0)
+
+
 def _latex(term: Any) -> str:
     """A product of powers in the order in which the paper writes its letters."""
     number, product = term.as_coeff_Mul()
+    if number < 0:
+        return f"-{_latex(-term)}"
     above = [str(number.p)] if number.p != 1 else []
     below = [str(number.q)] if number.q != 1 else []
     powers = product.as_powers_dict().items() if product != 1 else ()

@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import Any
 
 
-def load(reference: str) -> Any:
+def resolve(reference: str) -> Any:
     """The object behind ``"module:attribute"``.
 
-    >>> load("memcalc.units:GIB")
+    >>> resolve("memcalc.units:GIB")
     1073741824
     """
     module, attribute = reference.split(":")

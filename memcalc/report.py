@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memcalc.lazy import load
+from memcalc.lazy import resolve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,13 +77,13 @@ class Report:
         Raises:
             UsageError: There is no such format.
         """
-        rendered: str = load("memcalc.render:render")(self, format)
+        rendered: str = resolve("memcalc.render:render")(self, format)
         return rendered
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows as a pandas data frame; title, notes and symbols are in its ``attrs``."""
         names = [column.name for column in self.columns]
-        frame: pd.DataFrame = load("pandas:DataFrame")(self.records(), columns=names)
+        frame: pd.DataFrame = resolve("pandas:DataFrame")(self.records(), columns=names)
         frame.attrs = {
             "title": self.title,
             "notes": list(self.notes),

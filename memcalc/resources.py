@@ -1,9 +1,11 @@
 """Where the shipped data lies. No other module knows."""
 
 from collections.abc import Iterator
-from importlib.resources import files
+from pathlib import Path
 
-_DATA = files("memcalc.data")
+# installed, data lies in the package; in a checkout, beside it
+_PACKAGE = Path(__file__).parent
+_DATA = next(path for path in (_PACKAGE / "data", _PACKAGE.parent / "data") if path.is_dir())
 
 
 def read(path: str) -> bytes:
@@ -12,7 +14,7 @@ def read(path: str) -> bytes:
     >>> b'"memcalc"' in read("models/175b.json")
     True
     """
-    return _DATA.joinpath(*path.split("/")).read_bytes()
+    return (_DATA / path).read_bytes()
 
 
 def names(folder: str, suffix: str) -> Iterator[str]:
@@ -21,5 +23,4 @@ def names(folder: str, suffix: str) -> Iterator[str]:
     >>> "175b" in names("models", ".json")
     True
     """
-    found = (entry.name for entry in _DATA.joinpath(folder).iterdir())
-    yield from sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix))
+    yield from sorted(path.name.removesuffix(suffix) for path in _DATA.glob(f"{folder}/*{suffix}"))

@@ -5,12 +5,11 @@ models whose key-value heads, head size or MLP width do not follow from a and h,
 stages of the interleaved schedule (section 4.2.3).
 """
 
-from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from memcalc.config import Config, Model
-from memcalc.lazy import load
+from memcalc.config import Config
+from memcalc.lazy import resolve
 
 
 class Letter(NamedTuple):
@@ -57,19 +56,24 @@ def symbol(letter: str) -> Any:
     >>> symbol("s").is_positive
     True
     """
-    return load("sympy:Symbol")(letter, positive=True)
+    return resolve("sympy:Symbol")(letter, positive=True)
 
 
-def symbolic(model: Model) -> Mapping[str, Any]:
+def symbolic(config: Config, tensor_parallel: bool | None = None) -> dict[str, Any]:
     """The letters as sympy symbols, with the model's own relations put in.
 
     Where a model's head size is h/a, its MLP width 4h or its key-value heads a, the letter stands
     for that relation, so that a formula has no more letters than the model has free sizes.
 
+    Args:
+        config: The model and its parallelism.
+        tensor_parallel: Whether t is a letter, or 1; by default, whether the config's is above 1.
+
     >>> from memcalc.config import load
-    >>> [str(symbolic(load("22b").model)[letter]) for letter in "kdf"]
-    ['a', 'h/a', '4*h']
+    >>> [str(symbolic(load("22b"))[letter]) for letter in "kdft"]
+    ['a', 'h/a', '4*h', 't']
     """
+    model = config.model
     letters = {letter.letter: symbol(letter.letter) for letter in LETTERS}
     if model.kv_heads == model.heads:
         letters["k"] = letters["a"]
@@ -77,4 +81,6 @@ def symbolic(model: Model) -> Mapping[str, Any]:
         letters["d"] = letters["h"] / letters["a"]
     if model.ffn_size == 4 * model.hidden_size:
         letters["f"] = 4 * letters["h"]
+    if not (config.parallel.tp > 1 if tensor_parallel is None else tensor_parallel):
+        letters["t"] = 1
     return letters

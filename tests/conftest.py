@@ -49,6 +49,10 @@ def _value(node: ast.AST, symbols: dict[str, int]) -> Fraction:
             return Fraction(symbols[node.id])
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _value(left, symbols) + _value(right, symbols)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _value(left, symbols) - _value(right, symbols)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, symbols)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _value(left, symbols) * _value(right, symbols)
         case ast.BinOp(left=left, op=ast.Div(), right=right):

@@ -6,17 +6,17 @@ import json
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 import memcalc as library
 from memcalc import resources
-from memcalc.cli import plot as plot_command
 from memcalc.cli.main import COMMANDS, cli
 from memcalc.cli.options import FORMATS
 from memcalc.config import catalog, load
-from memcalc.lazy import load as load_object
+from memcalc.lazy import resolve
 from memcalc.render import RENDERERS
 
 SCHEMA = json.loads(resources.read("schema/report.schema.json"))
@@ -274,7 +274,7 @@ class TestHelp:
             outcome = memcalc(f"{name} --help")
             assert outcome.status == 0
             assert f"memcalc {name}" in outcome.out.split("Examples:")[1]
-            for option in load_object(COMMANDS[name][0]).params:
+            for option in resolve(COMMANDS[name][0]).params:
                 assert (
                     getattr(option, "help", "")
                     or option.param_type_name == "argument"
@@ -307,9 +307,10 @@ class TestHelp:
 
     def test_the_lazy_tables_name_what_is_there(self):
         for name, (reference, _) in COMMANDS.items():
-            assert load_object(reference).name == name
+            assert resolve(reference).name == name
         assert list(cli.commands) == []
-        assert tuple(load_object("memcalc.render.figure:KINDS")) == plot_command.KINDS
+        for reference in figures.KINDS.values():
+            assert callable(resolve(reference))
 
 
 class TestProcess:
@@ -319,6 +320,12 @@ class TestProcess:
         return subprocess.run(
             [sys.executable, "-m", "memcalc", *args], text=True, timeout=60, **options
         )
+
+    def test_it_runs_in_its_own_checkout_too(self):
+        """There the folder memcalc/ hides the installed package."""
+        root = Path(__file__).parent.parent
+        done = self.run("layer", "22b", "--format", "csv", capture_output=True, cwd=root)
+        assert done.stdout == library.layer(load("22b")).render("csv")
 
     def test_the_module_runs_and_its_status_is_the_processs(self, tmp_path):
         done = self.run("layer", "22b", "--format", "csv", capture_output=True, cwd=tmp_path)

@@ -126,7 +126,7 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 def test_an_unknown_recomputation_is_refused_with_the_nearest():
     with pytest.raises(MemcalcError, match="'selectiv' is neither a policy nor a region; did you"):
-        memcalc.activation_bytes(load("22b", recompute="selectiv"))
+        memcalc.layer_bytes(load("22b", recompute="selectiv"))
 
 
 def test_an_unknown_accounting_is_refused():
@@ -135,12 +135,12 @@ def test_an_unknown_accounting_is_refused():
 
 
 def test_policies_and_regions_may_be_combined():
-    both = memcalc.activation_bytes(load("22b", recompute=["attention", "mlp"]))
-    assert memcalc.activation_bytes(load("22b", recompute="attention, mlp")) == both
+    both = memcalc.layer_bytes(load("22b", recompute=["attention", "mlp"]))
+    assert memcalc.layer_bytes(load("22b", recompute="attention, mlp")) == both
     # what is left: the layer's input, the norms' outputs, and the input of the second norm
     assert both == 4 * 2 * 2048 * 4 * 6144
     # recomputing all of the layer leaves nothing for smaller regions to decide
-    assert memcalc.activation_bytes(load("22b", recompute="full,mlp")) == 2 * 2048 * 4 * 6144
+    assert memcalc.layer_bytes(load("22b", recompute="full,mlp")) == 2 * 2048 * 4 * 6144
 
 
 def test_sequence_parallelism_over_one_rank_is_warned_about():
@@ -160,7 +160,7 @@ class TestKernels:
         """33.5 sbh/t: norms 4, linears' inputs 4, q and output 4, k and v 0.5, MLP 6f/h = 21."""
         config = load("llama-2-70b", tp=8, sp=True)
         s, h, t = 4096, 8192, 8
-        assert memcalc.activation_bytes(config) == 134 * 2**20 == 335 * s * h // (10 * t)
+        assert memcalc.layer_bytes(config) == 134 * 2**20 == 335 * s * h // (10 * t)
 
     def test_the_log_sum_exp_is_an_entry_of_its_own_in_exact_accounting(self):
         s, a, t = 4096, 64, 8
@@ -206,7 +206,7 @@ class TestCatalogue:
         assert config.model.name == name
         assert config.model.source
         assert config.model.vocab_size
-        assert memcalc.activation_bytes(config) > 0
+        assert memcalc.layer_bytes(config) > 0
 
     def test_it_holds_what_is_promised(self):
         assert {"22b", "175b", "530b", "1t", "gpt2", "llama-2-70b", "llama-3-70b", "mistral-7b"} < {

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import memcalc
 from memcalc import symbols
 from memcalc.analysis import activations
-from memcalc.analysis.recompute import POLICIES
-from memcalc.answers.layer import TECHNIQUES, by_technique
+from memcalc.answers.layer import TECHNIQUES
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config, Model, Parallel, Run, catalog, load
 from memcalc.config.implementation import IMPLEMENTATIONS
+from memcalc.config.recompute import POLICIES
 from memcalc.errors import ConfigError
 from memcalc.formulas import Formula, layer_formula
 
@@ -36,26 +36,21 @@ def configs(tp):
 def test_ints_symbols_and_arrays_agree(name, accounting):
     for technique in TECHNIQUES:
         formula = None
-        exact, letters = [], []
+        exact, values = [], []
         for tp in DEGREES:
             try:
                 config = load(name, tp=tp, seq_length=2048)
             except ConfigError:
                 continue
             if formula is None:
-                formula = layer_formula(
-                    config,
-                    accounting,
-                    [technique.policy],
-                    tensor_parallel=technique.tensor_parallel,
-                    sequence_parallel=technique.sequence_parallel,
-                )
+                letters = symbols.symbolic(config, technique.tensor_parallel)
+                formula = layer_formula(technique.of(config), accounting, letters)
             rows = memcalc.layer(config, accounting).records()
             size = next(row["bytes"] for row in rows if row["technique"] == technique.name)
             assert formula.value(symbols.values(config)) == size
             exact.append(size)
-            letters.append(symbols.values(config))
-        arrays = {x: np.array([values[x] for values in letters]) for x in letters[0]}
+            values.append(symbols.values(config))
+        arrays = {x: np.array([each[x] for each in values]) for x in values[0]}
         computed = np.broadcast_to(formula.evaluate(**arrays), len(exact))
         error = np.abs(computed - np.array(exact, dtype=np.float64))
         assert (error <= ULPS * np.spacing(np.array(exact, dtype=np.float64))).all()
@@ -90,7 +85,7 @@ def columns(report, *names):
 
 def test_degree_one_is_the_serial_layer():
     for config in configs(1):
-        sizes = {technique.name: activations.total(e) for technique, _, e in by_technique(config)}
+        sizes = {t.name: memcalc.layer_bytes(t.of(config)) for t in TECHNIQUES}
         assert sizes["none"] == sizes["tensor"] == sizes["tensor+sequence"]
         assert not [op for op in layer_graph(config).ops if op.moves]
 
@@ -99,7 +94,7 @@ def test_degree_one_is_the_serial_layer():
 def test_more_tokens_keep_more(policy):
     for name in ("22b", "llama-3-8b", "gpt2"):
         small, longer, wider = (
-            memcalc.activation_bytes(
+            memcalc.layer_bytes(
                 load(name, tp=1, seq_length=s, micro_batch_size=b, recompute=policy), "exact"
             )
             for s, b in ((1024, 1), (2048, 1), (1024, 2))
@@ -112,12 +107,12 @@ def test_fractions_are_as_exact_as_ints():
     config = load("llama-2-70b", tp=8, sp=True)
     sizes = {letter: Fraction(value) for letter, value in symbols.values(config).items()}
     graph = layer_graph(config, sizes)
-    assert activations.total(activations.kept(graph)) == memcalc.activation_bytes(config, "exact")
+    assert activations.total(activations.kept(graph)) == memcalc.layer_bytes(config, "exact")
     sizes["s"] = Fraction(1, 3)
     third = activations.total(
         activations.counted(activations.kept(layer_graph(config, sizes)), "paper")
     )
-    assert third == Fraction(memcalc.activation_bytes(config), 3 * 4096)
+    assert third == Fraction(memcalc.layer_bytes(config), 3 * 4096)
 
 
 @st.composite
@@ -164,10 +159,10 @@ def layers(draw):
 def test_any_layers_formula_is_its_bytes(config):
     letters = symbols.values(config)
     for accounting in ("paper", "exact"):
-        size = memcalc.activation_bytes(config, accounting)
+        size = memcalc.layer_bytes(config, accounting)
         assert layer_formula(config, accounting).value(letters) == size
         assert sum(memcalc.ledger(config, accounting).column("bytes")) == size
-    assert memcalc.activation_bytes(config, "paper") <= memcalc.activation_bytes(config, "exact")
+    assert memcalc.layer_bytes(config, "paper") <= memcalc.layer_bytes(config, "exact")
 
 
 @settings(max_examples=100, deadline=None)
@@ -204,3 +199,25 @@ def test_formulas_are_equal_as_functions():
     assert hash(Formula(s * (b + 1))) == hash(Formula(s * b + s))
     assert Formula(s) != Formula(b)
     assert Formula(s) != "s"
+
+
+def test_a_formula_is_printed_as_what_it_is(evaluate):
+    """Signs, several divisors, terms without s, b or h: what is printed evaluates to the value."""
+    s, b, h, a, t, p, m, v = (symbols.symbol(letter) for letter in "sbhatpmv")
+    letters = {"s": 16, "b": 2, "h": 8, "a": 4, "t": 2, "p": 4, "m": 3, "v": 5}
+    for expression in (
+        34 * s * b * h / (p * t) + 5 * a * b * s**2 / (p * t),
+        s * b * h * (10 - 2 / t),
+        -s * b * h,
+        v / h + v / (h * m) - v / (h * m * p),
+        4 * s * b + 4 * a * s * b,
+        s * b * h / t + s * b + 24 + v,
+        2 * s * b * h * (1 - 1 / t) - 7,
+    ):
+        formula = Formula(expression)
+        assert evaluate(str(formula), letters) == formula.value(letters)
+    assert str(Formula(4 * s * b + 4 * a * s * b)) == "b*s*(4 + 4*a)"
+    assert str(Formula(s * b * h * (10 - 2 / t))) == "b*h*s*(10 - 2/t)"
+    assert (
+        Formula(s * b * h * (1 - 1 / t) / p).latex() == r"\frac{sbh}{p}\left(1 - \frac{1}{t}\right)"
+    )

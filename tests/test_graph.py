@@ -6,9 +6,14 @@ import pytest
 import sympy
 
 from memcalc.analysis.activations import kept, total
+from memcalc.blocks.embedding import embedding_graph
+from memcalc.blocks.head import head_graph
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import load
+from memcalc.config.recompute import REGIONS
 from memcalc.errors import ConfigError
 from memcalc.graph import ops
-from memcalc.graph.graph import Graph, Save
+from memcalc.graph.graph import Graph, Save, Tensor
 from memcalc.graph.mesh import Axis, Mesh
 
 S, B, H, A, D, F = (Axis.whole(x, n) for x, n in zip("sbhadf", (16, 2, 64, 4, 16, 96), strict=True))
@@ -26,7 +31,11 @@ def saved(g):
 
 
 def weights(g):
-    return {w.name: ([axis.size for axis in w.axes], w.split) for w in g.ops[-1].weights}
+    """The weights of the last operation: name -> sizes over all ranks, and on one."""
+    return {
+        w.name: ([axis.size for axis in w.axes], [axis.local for axis in w.axes])
+        for w in g.ops[-1].weights
+    }
 
 
 class TestLinear:
@@ -37,14 +46,15 @@ class TestLinear:
         assert saved(g) == {"x": ("s b h", 2 * 16 * 2 * 64)}
         assert g.ops[-1].flops == 2 * (16 * 2) * 64 * 96
         assert weights(g) == {
-            "fc1.weight": ([96, 64], "tensor"),
-            "fc1.bias": ([96], "tensor"),
+            "fc1.weight": ([96, 64], [96, 64]),
+            "fc1.bias": ([96], [96]),
         }
 
     def test_column_split_divides_the_output_and_not_the_input(self):
         g, x = graph(t=4)
-        (y,) = ops.linear(g, "fc1", x, {"y": (F,)}, ops.COLUMN)
+        (y,) = ops.linear(g, "fc1", x, {"y": (F,)}, ops.COLUMN, bias=True)
         assert (y.shape, y.bytes) == ("s b f/t", 2 * 16 * 2 * 24)
+        assert weights(g) == {"fc1.weight": ([96, 64], [24, 64]), "fc1.bias": ([96], [24])}
         assert saved(g)["x"] == ("s b h", 2 * 16 * 2 * 64)
         assert g.ops[-1].flops == 2 * (16 * 2) * 64 * 96
 
@@ -54,13 +64,13 @@ class TestLinear:
         (z,) = ops.linear(g, "fc2", y, {"z": (H,)}, ops.ROW, bias=True)
         assert z.shape == "s b h"
         assert saved(g) == {"y": ("s b f/t", 2 * 16 * 2 * 24)}
-        assert weights(g) == {"fc2.weight": ([64, 96], "tensor"), "fc2.bias": ([64], "")}
+        assert weights(g) == {"fc2.weight": ([64, 96], [64, 24]), "fc2.bias": ([64], [64])}
 
     def test_replicated_divides_nothing(self):
         g, x = graph(t=4)
         (y,) = ops.linear(g, "router", x, {"y": (F,)}, ops.REPLICATED, bias=True)
         assert y.shape == "s b f"
-        assert weights(g) == {"router.weight": ([96, 64], ""), "router.bias": ([96], "")}
+        assert weights(g) == {"router.weight": ([96, 64], [96, 64]), "router.bias": ([96], [96])}
 
     def test_packed_outputs_share_one_product(self):
         g, x = graph(t=2)
@@ -69,14 +79,14 @@ class TestLinear:
         )
         assert (q.shape, k.shape) == ("s b a/t d", "s b k/t d")
         assert g.ops[-1].flops == 2 * (16 * 2) * 64 * (4 + 2 + 2) * 16
-        assert weights(g)["qkv.weight"] == ([(4 + 2 + 2) * 16, 64], "tensor")
+        assert weights(g)["qkv.weight"] == ([(4 + 2 + 2) * 16, 64], [(2 + 1 + 1) * 16, 64])
 
     def test_fewer_key_heads_than_ranks_are_copied_but_their_weight_is_not(self):
         g, x = graph(t=4)
         q, k, _ = ops.linear(g, "qkv", x, {"q": (A, D), "k": (K, D), "v": (K, D)}, ops.COLUMN)
         assert (q.shape, q.bytes) == ("s b a/t d", 2 * 16 * 2 * 1 * 16)
         assert (k.shape, k.bytes) == ("s b Max(1, k/t) d", 2 * 16 * 2 * 1 * 16)
-        assert weights(g)["qkv.weight"] == ([(4 + 2 + 2) * 16, 64], "tensor")
+        assert weights(g)["qkv.weight"] == ([(4 + 2 + 2) * 16, 64], [(4 + 2 + 2) * 16 // 4, 64])
 
 
 class TestAttention:
@@ -173,7 +183,7 @@ class TestNorms:
             "norm_mean": ("s b", 4 * 16 * 2),
             "norm_rstd": ("s b", 4 * 16 * 2),
         }
-        assert weights(g) == {"norm.weight": ([64], ""), "norm.bias": ([64], "")}
+        assert weights(g) == {"norm.weight": ([64], [64]), "norm.bias": ([64], [64])}
 
     def test_rms_norm_saves_input_and_one_statistic(self):
         g, x = graph(t=4, sp=True)
@@ -204,8 +214,8 @@ class TestCollectives:
         y = ops.leave_tensor_parallel(g, "leave", ops.enter_tensor_parallel(g, "enter", x, False))
         assert y.shape == "s b h"
         assert [(op.kind, [m[:3] for m in op.moves]) for op in g.ops] == [
-            ("f", [("all_reduce", "backward", x.bytes)]),
-            ("f_bar", [("all_reduce", "forward", x.bytes)]),
+            ("copy", [("all_reduce", "backward", x.bytes)]),
+            ("all_reduce", [("all_reduce", "forward", x.bytes)]),
         ]
 
     def test_g_gathers_and_g_bar_scatters_with_their_conjugates_in_backward(self):
@@ -217,15 +227,15 @@ class TestCollectives:
         assert whole == 4 * x.bytes
         assert [(op.kind, [tuple(m) for m in op.moves]) for op in g.ops] == [
             (
-                "g",
+                "all_gather",
                 [
                     ("all_gather", "forward", whole, 4, ""),
-                    ("reduce_scatter", "backward", whole, 4, ""),
+                    ("reduce_scatter", "backward", whole, 4, "weight gradient"),
                     ("all_gather", "backward", whole, 4, "data gradient"),
                 ],
             ),
             (
-                "g_bar",
+                "reduce_scatter",
                 [
                     ("reduce_scatter", "forward", whole, 4, ""),
                     ("all_gather", "backward", whole, 4, ""),
@@ -241,7 +251,47 @@ class TestCollectives:
             assert total(kept(g)) == kept_bytes
 
 
+class TestEnds:
+    V = Axis.whole("v", 32)
+
+    def test_an_embedding_saves_indices_and_owns_its_table(self):
+        g, x = graph()
+        tokens = Tensor("tokens", (S, B), 8)
+        assert ops.embedding(g, "word", tokens, self.V, H).shape == "s b h"
+        assert saved(g) == {"tokens": ("s b", 8 * 16 * 2)}
+        assert weights(g) == {"word.weight": ([32, 64], [32, 64])}
+        ops.position_embedding(g, "position", x, S)
+        assert not saved(g)
+        assert weights(g) == {"position.weight": ([16, 64], [16, 64])}
+
+    def test_a_split_table_saves_a_ranks_own_indices_and_a_byte_a_token(self):
+        g, _ = graph(t=4)
+        ops.embedding(g, "word", Tensor("tokens", (S, B), 8), self.V, H)
+        assert saved(g) == {"word_rows": ("s b", 256), "word_foreign": ("s b", 32)}
+        assert weights(g) == {"word.weight": ([32, 64], [8, 64])}
+
+    def test_cross_entropy_saves_an_fp32_softmax_over_a_ranks_vocabulary(self):
+        g, x = graph(t=4)
+        (logits,) = ops.linear(g, "output", x, {"logits": (self.V,)}, ops.COLUMN, shared=True)
+        assert weights(g) == {}
+        ops.cross_entropy(g, "loss", logits)
+        assert saved(g) == {
+            "loss_softmax": ("s b v/t", 4 * 16 * 2 * 8),
+            "loss_target": ("s b", 256),
+            "loss_foreign": ("s b", 32),
+        }
+
+
 class TestGraph:
+    def test_every_operation_records_the_name_of_its_function(self):
+        for config in (load("22b", sp=True), load("22b"), load("gpt2", implementation="torch")):
+            for g in (layer_graph(config), embedding_graph(config), head_graph(config)):
+                assert all(callable(getattr(ops, op.kind)) for op in g.ops)
+
+    def test_the_blocks_name_the_regions_that_may_be_recomputed(self):
+        named = {region.name for op in layer_graph(load("22b")).ops for region in op.regions}
+        assert named == {*REGIONS}
+
     def test_a_tensor_that_two_operations_save_counts_once(self):
         g, x = graph()
         ops.gelu(g, "first", x)

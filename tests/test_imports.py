@@ -45,9 +45,7 @@ def test_formulas_load_sympy_alone(line, tmp_path):
 
 
 def test_the_library_loads_nothing_until_it_is_used(tmp_path):
-    assert (
-        loaded("import memcalc\nmemcalc.activation_bytes(memcalc.load('22b'))", tmp_path) == set()
-    )
+    assert loaded("import memcalc\nmemcalc.layer_bytes(memcalc.load('22b'))", tmp_path) == set()
     assert loaded("import memcalc\nassert 'layer' in dir(memcalc)", tmp_path) == set()
 
 

@@ -4,7 +4,7 @@ import pytest
 import sympy
 
 import memcalc
-from memcalc import paper
+from memcalc import paper, symbols
 from memcalc.answers.layer import TECHNIQUES
 from memcalc.config import load
 from memcalc.formulas import layer_formula
@@ -14,12 +14,9 @@ MODELS = ["22b", "175b", "530b", "1t"]
 
 
 def derived(model, technique):
-    return layer_formula(
-        load(model),
-        words=[technique.policy],
-        tensor_parallel=technique.tensor_parallel,
-        sequence_parallel=technique.sequence_parallel,
-    ).expression
+    config = load(model)
+    letters = symbols.symbolic(config, technique.tensor_parallel)
+    return layer_formula(technique.of(config), sizes=letters).expression
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -132,7 +129,7 @@ def test_every_entry_of_the_ledger_names_reason_and_source():
 
 def test_full_recomputation_under_sequence_parallelism_keeps_the_shard():
     """2sbh/t: section 5's layer input, split as section 4.2.2 splits it."""
-    assert memcalc.activation_bytes(load("22b", sp=True, recompute="full")) == 12 * MIB
+    assert memcalc.layer_bytes(load("22b", sp=True, recompute="full")) == 12 * MIB
 
 
 def test_figure_7s_percentages_follow():

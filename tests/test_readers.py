@@ -62,7 +62,7 @@ def write(tmp_path):
 class TestHuggingFace:
     def test_llama_2_70b_is_the_catalogues(self, write):
         config = load(write(LLAMA_2_70B), tp=8, sp=True, seq_length=4096, micro_batch_size=1)
-        assert memcalc.activation_bytes(config) == 134 * 2**20
+        assert memcalc.layer_bytes(config) == 134 * 2**20
         ours = load("llama-2-70b", tp=8, sp=True)
         assert memcalc.ledger(config, "exact").rows == memcalc.ledger(ours, "exact").rows
 
@@ -180,7 +180,7 @@ class TestNative:
         assert config.model.name == "gpt3"
         assert config.parallel.sp
         assert config.model.attention_dropout == 0.1
-        assert memcalc.activation_bytes(config) == 342 * 2**20
+        assert memcalc.layer_bytes(config) == 342 * 2**20
 
     @pytest.mark.parametrize(
         ("change", "message"),

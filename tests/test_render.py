@@ -7,11 +7,13 @@ import matplotlib.image
 import pytest
 
 import memcalc
-from memcalc.answers.layer import PARTS, TECHNIQUES, parts
+from memcalc import figures
+from memcalc.answers.layer import TECHNIQUES
 from memcalc.config import load
 from memcalc.errors import OutputError, UsageError
+from memcalc.figures.techniques import PARTS, parts
 from memcalc.files import write
-from memcalc.render import figure, render
+from memcalc.render import render
 from memcalc.report import Column, Report
 from memcalc.units import GIB
 
@@ -102,23 +104,22 @@ class TestFigure:
     def test_the_parts_sum_to_the_layer(self):
         for name in ("175b", "llama-3-70b"):
             config = load(name, tp=8)
-            rows = parts(config, "exact").records()
-            sums = [sum(r["bytes"] for r in rows if r["technique"] == t.name) for t in TECHNIQUES]
+            sums = [sum(parts(t.of(config), "exact").values()) for t in TECHNIQUES]
             assert sums == memcalc.layer(config, "exact").column("bytes")
 
     def test_a_file_is_what_its_suffix_says(self):
         drawn = memcalc.plot("techniques", load("175b"))
-        png = figure.encode(drawn, ".PNG")
+        png = figures.encode(drawn, ".PNG")
         assert matplotlib.image.imread(io.BytesIO(png)).shape[:2] == (840, 1440)
-        svg = figure.encode(drawn, ".svg").decode()
+        svg = figures.encode(drawn, ".svg").decode()
         assert ElementTree.fromstring(svg).tag.endswith("svg")
         assert "GiB per layer and GPU" in svg
-        assert figure.encode(drawn, ".pdf").startswith(b"%PDF-")
+        assert figures.encode(drawn, ".pdf").startswith(b"%PDF-")
 
     def test_the_same_question_draws_the_same_file(self):
-        for suffix in figure.SUFFIXES:
+        for suffix in figures.SUFFIXES:
             once, again = (
-                figure.encode(memcalc.plot("techniques", load("22b")), suffix) for _ in range(2)
+                figures.encode(memcalc.plot("techniques", load("22b")), suffix) for _ in range(2)
             )
             assert once == again
 

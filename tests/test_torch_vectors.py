@@ -9,7 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from memcalc.analysis.activations import activation_bytes
+from memcalc.analysis.activations import kept, total
+from memcalc.analysis.layers import layer_bytes
+from memcalc.blocks.embedding import embedding_graph
+from memcalc.blocks.head import head_graph
 from memcalc.config import Config, Model, Parallel, Run, load
 from memcalc.config.implementation import IMPLEMENTATIONS
 
@@ -28,11 +31,11 @@ GPT_LAYER = {
 @pytest.mark.parametrize("model", GPT_LAYER)
 def test_the_papers_layer(model):
     serial, tensor, sequence, gathered = GPT_LAYER[model]
-    assert activation_bytes(load(model, tp=1), "exact") == serial
-    assert activation_bytes(load(model), "exact") == tensor
-    assert activation_bytes(load(model, sp=True), "exact") == sequence
+    assert layer_bytes(load(model, tp=1), "exact") == serial
+    assert layer_bytes(load(model), "exact") == tensor
+    assert layer_bytes(load(model, sp=True), "exact") == sequence
     keeps = replace(PAPER, keeps_gathered=True)
-    assert activation_bytes(load(model, sp=True, implementation=keeps), "exact") == gathered
+    assert layer_bytes(load(model, sp=True, implementation=keeps), "exact") == gathered
 
 
 # Megatron-core 0.16.1's own layer, t = 8, recomputing the core: it holds 4 bytes more, an int32.
@@ -47,8 +50,8 @@ MEGATRON_SELECTIVE = {
 @pytest.mark.parametrize("model", MEGATRON_SELECTIVE)
 def test_megatrons_layer_with_selective_recomputation(model):
     tensor, sequence = (size - 4 for size in MEGATRON_SELECTIVE[model])
-    assert activation_bytes(load(model, recompute="selective"), "exact") == tensor
-    assert activation_bytes(load(model, sp=True, recompute="selective"), "exact") == sequence
+    assert layer_bytes(load(model, recompute="selective"), "exact") == tensor
+    assert layer_bytes(load(model, sp=True, recompute="selective"), "exact") == sequence
 
 
 def toy(dropout=0.1, softmax_fp32=False, **run):
@@ -67,17 +70,17 @@ def toy(dropout=0.1, softmax_fp32=False, **run):
 
 
 def test_the_toy_layers():
-    assert activation_bytes(toy(), "exact") == 722944
-    assert activation_bytes(toy(recompute=("selective",)), "exact") == 559104
-    assert activation_bytes(toy(recompute=("full",)), "exact") == 32768
+    assert layer_bytes(toy(), "exact") == 722944
+    assert layer_bytes(toy(recompute=("selective",)), "exact") == 559104
+    assert layer_bytes(toy(recompute=("full",)), "exact") == 32768
     # measured on the CPU, whose norm keeps its statistics in the activations' 2 bytes: 8sb less
     statistics = 8 * 64 * 2
-    assert activation_bytes(toy(dropout=0.0), "exact") == 590848 + statistics
+    assert layer_bytes(toy(dropout=0.0), "exact") == 590848 + statistics
     wide = replace(PAPER, softmax_fp32=True)
-    fp32_softmax = activation_bytes(toy(softmax_fp32=True, implementation=wide), "exact")
+    fp32_softmax = layer_bytes(toy(softmax_fp32=True, implementation=wide), "exact")
     assert fp32_softmax == 787456 + statistics
     # an fp32 model keeps 4-byte statistics on the CPU too
-    assert activation_bytes(toy(precision="fp32"), "exact") == 1378304
+    assert layer_bytes(toy(precision="fp32"), "exact") == 1378304
 
 
 def llama(s, b, h, a, k, f, implementation):
@@ -106,9 +109,9 @@ def llama(s, b, h, a, k, f, implementation):
     ],
 )
 def test_hugging_faces_llama_layer(sizes, eager, sdpa_without_rng):
-    assert activation_bytes(llama(*sizes, "transformers-eager"), "exact") == eager
+    assert layer_bytes(llama(*sizes, "transformers-eager"), "exact") == eager
     # on CUDA the flash kernel keeps 24 bytes of random-number state that the CPU's has not
-    sdpa = activation_bytes(llama(*sizes, "transformers-sdpa"), "exact")
+    sdpa = layer_bytes(llama(*sizes, "transformers-sdpa"), "exact")
     assert sdpa == sdpa_without_rng + 24
 
 
@@ -123,7 +126,7 @@ def test_hugging_faces_llama_layer(sizes, eager, sdpa_without_rng):
 )
 def test_hugging_faces_llama_3_at_8192_tokens(model, implementation, measured):
     config = load(model, seq_length=8192, implementation=implementation)
-    assert activation_bytes(config, "exact") == measured
+    assert layer_bytes(config, "exact") == measured
 
 
 def test_hugging_faces_gpt2_layer():
@@ -131,5 +134,36 @@ def test_hugging_faces_gpt2_layer():
     sizes = {"seq_length": 64, "micro_batch_size": 2}
     eager = load("gpt2", implementation="transformers-eager", **sizes)
     sdpa = load("gpt2", implementation="transformers-sdpa", **sizes)
-    assert activation_bytes(eager, "exact") == 6195200
-    assert activation_bytes(sdpa, "exact") == 5709848
+    assert layer_bytes(eager, "exact") == 6195200
+    assert layer_bytes(sdpa, "exact") == 5709848
+
+
+def test_megatron_cores_layer_of_today():
+    """megatron-core 0.16.1, local layer: RMSNorm, 2 of 4 heads for K and V, fused SwiGLU, p = 0."""
+    model = Model(
+        name="toy",
+        layers=1,
+        hidden_size=128,
+        heads=4,
+        kv_heads=2,
+        ffn_size=352,
+        norm="rmsnorm",
+        activation="swiglu",
+    )
+    run = Run(seq_length=64, micro_batch_size=2, implementation=IMPLEMENTATIONS["megatron-local"])
+    assert layer_bytes(Config(model, Parallel(), run), "exact") == 599040
+
+
+def test_the_ends_of_megatron_cores_model():
+    """megatron-core 0.16.1, GPTModel without its layers: s 64, b 2, h 128, v 512, dropout 0.1.
+
+    Measured on the CPU, whose norm keeps 2-byte statistics, and without the model's own inputs.
+    """
+    s, b = 64, 2
+    for tp, sp, measured in ((1, False, 345728), (2, False, 215808), (2, True, 174592)):
+        model = replace(toy().model, vocab_size=512, embedding_dropout=0.1)
+        config = replace(toy(), model=model, parallel=Parallel(tp=tp, sp=sp))
+        ends = total(kept(embedding_graph(config))) + total(kept(head_graph(config)))
+        statistics = 4 * s * b // (tp if sp else 1)
+        inputs = 8 * s * b if tp == 1 else 0
+        assert ends == measured + statistics + inputs

@@ -2,7 +2,6 @@
 
 from memcalc import symbols
 from memcalc.analysis import flops as count
-from memcalc.analysis.recompute import regions
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
@@ -15,9 +14,6 @@ def flops(config: Config) -> Report:
     Model FLOPs are those of forward and backward; hardware FLOPs are those and what is recomputed.
     The columns of utilisation are unknown (None): they need the time of an iteration.
 
-    Raises:
-        UsageError: The recomputation names what is neither a policy nor a region.
-
     >>> from memcalc.config import load
     >>> row, = flops(load("22b", recompute="full")).records()
     >>> row["hardware_flops"] - row["model_flops"] == row["forward_flops"]
@@ -25,7 +21,7 @@ def flops(config: Config) -> Report:
     """
     graph = layer_graph(config)
     forward, backward = count.forward(graph), count.backward(graph)
-    extra = count.recomputed(graph, regions(config.run.recompute))
+    extra = count.recomputed(graph, config.run.regions)
     lines = (
         *notes(config),
         "one layer, one micro-batch, all tensor-parallel ranks together; matrix products only, a "

@@ -1,9 +1,10 @@
 """``formula``: the closed form of one layer's activation memory, step by step."""
 
 from memcalc import symbols
+from memcalc.analysis.layers import layer_entries
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import Config
-from memcalc.formulas import Formula, layer_entries
+from memcalc.formulas import Formula
 from memcalc.report import Column, Report
 
 
@@ -17,7 +18,7 @@ def formula(config: Config, accounting: str = "paper") -> Report:
         accounting: ``paper`` or ``exact``.
 
     Raises:
-        UsageError: The recomputation names what is neither a policy nor a region.
+        UsageError: There is no such accounting.
 
     >>> from memcalc.config import load
     >>> steps = formula(load("175b")).records()
@@ -26,9 +27,9 @@ def formula(config: Config, accounting: str = "paper") -> Report:
     """
     rows = []
     parts: dict[str, Formula] = {}
-    for entry in layer_entries(config, accounting):
+    for entry in layer_entries(config, accounting, symbols.symbolic(config)):
         size = Formula(entry.tensor.bytes)
-        part = entry.regions[1]
+        part = entry.part
         parts[part] = Formula(parts[part].expression + size.expression) if part in parts else size
         rows.append((f"{part}: {entry.tensor.name}, kept by {', '.join(entry.ops)}", size))
     rows += [(f"sum of {part}", size) for part, size in parts.items()]

@@ -2,7 +2,6 @@
 
 from memcalc import symbols
 from memcalc.analysis import activations
-from memcalc.analysis.recompute import regions
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.blocks.layer import KIND, layer_graph
 from memcalc.config import Config
@@ -19,7 +18,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
         accounting: ``paper`` or ``exact``.
 
     Raises:
-        UsageError: The recomputation names what is neither a policy nor a region.
+        UsageError: There is no such accounting.
 
     >>> from memcalc.config import load
     >>> report = ledger(load("22b", recompute="full"))
@@ -27,8 +26,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
     (['layer_input'], [100663296])
     """
     graph = layer_graph(config)
-    every = activations.kept(graph, regions(config.run.recompute))
-    entries = activations.counted(every, accounting)
+    entries = activations.counted(activations.kept(graph, config.run.regions), accounting)
     dropped_by = activations.drops(graph)
     size = activations.total(entries)
     return Report(

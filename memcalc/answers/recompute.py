@@ -2,13 +2,11 @@
 
 from memcalc import symbols
 from memcalc.analysis import activations, flops
-from memcalc.analysis.recompute import POLICIES, regions
 from memcalc.answers.notes import flash_note, notes, setting
 from memcalc.blocks.layer import KIND, layer_graph
 from memcalc.config import Config
+from memcalc.config.recompute import POLICIES, REGIONS
 from memcalc.report import Column, Report
-
-SINGLE = ("attention", "mlp", "norm")  # regions that no policy above stands for
 
 
 def recompute(config: Config, accounting: str = "paper") -> Report:
@@ -21,7 +19,7 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
         accounting: ``paper`` or ``exact``.
 
     Raises:
-        UsageError: The recomputation names what is neither a policy nor a region.
+        UsageError: There is no such accounting.
 
     >>> from memcalc.config import load
     >>> report = recompute(load("175b"))
@@ -30,8 +28,9 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
     True
     """
     graph = layer_graph(config)
-    policies = {**POLICIES, **{name: frozenset({name}) for name in SINGLE}}
-    own = regions(config.run.recompute)
+    single = {name: frozenset({name}) for name in REGIONS}
+    policies = POLICIES | {n: one for n, one in single.items() if one not in POLICIES.values()}
+    own = config.run.regions
     if own not in policies.values():
         policies[",".join(config.run.recompute)] = own
     whole = activations.total(activations.counted(activations.kept(graph), accounting))

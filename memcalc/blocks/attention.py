@@ -33,7 +33,7 @@ def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
 def unfused_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), through scores (b, a, s, s)."""
     s, b, heads, d = q.axes
-    if m.kernels.repeats_kv and m.k is not m.a:
+    if m.kernels.repeats_kv and m.grouped:
         k = ops.repeat_heads(g, "repeat_key", k, heads)
         v = ops.repeat_heads(g, "repeat_value", v, heads)
     wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else g.dtype_bytes

@@ -13,7 +13,6 @@ from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Size
 
 KIND = "dense"  # the one kind of layer so far
-REGIONS = ("layer", "norm", "attention", "core_attention", "mlp")
 
 
 def layer(g: Graph, x: Tensor, m: Spec) -> Tensor:

@@ -8,7 +8,7 @@ import click
 
 import memcalc
 from memcalc.errors import MemcalcError, nearest
-from memcalc.lazy import load
+from memcalc.lazy import resolve
 
 # Command -> where it lives, and its help in one line (so that --help imports none of them).
 COMMANDS = {
@@ -33,7 +33,7 @@ class LazyGroup(click.Group):
         """The command itself, imported now."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = load(COMMANDS[cmd_name][0])
+        command: click.Command = resolve(COMMANDS[cmd_name][0])
         return command
 
     def resolve_command(

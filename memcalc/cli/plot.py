@@ -5,15 +5,12 @@ from typing import Any
 
 import click
 
-from memcalc import files
+from memcalc import figures, files
 from memcalc.cli.options import KERNELS, RUN, configure, model, options, refused
-from memcalc.lazy import load
-
-KINDS = ("techniques",)  # the keys of memcalc.render.figure.KINDS, without loading matplotlib
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", type=click.Choice(list(figures.KINDS)))
 @model
 @options(*RUN, *KERNELS, "accounting")
 @refused("--sp", "--no-sp", "--recompute", because="the techniques are this figure's bars")
@@ -32,6 +29,6 @@ def plot(kind: str, model: str, accounting: str, output: Path, **settings: Any) 
       memcalc plot techniques 175b -o 175b.png
       memcalc plot techniques llama-3-70b --tp 8 -s 8192 -o llama.pdf
     """
-    config = configure(model, settings)
-    figure = load("memcalc.render.figure:plot")(kind, config, accounting)
-    files.write(output, load("memcalc.render.figure:encode")(figure, output.suffix))
+    figures.check(output.suffix)
+    figure = figures.plot(kind, configure(model, settings), accounting)
+    files.write(output, figures.encode(figure, output.suffix))

@@ -1,7 +1,7 @@
 """A model, its parallelism and its run, held together and checked against one another."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.config import fields
@@ -21,7 +21,7 @@ class Config:
         parallel: How it is spread over ranks.
         run: How it is trained.
         assumed: What nobody said and memcalc assumed.
-        warnings: What the input says and memcalc does not model, or what has no effect.
+        unmodelled: What the input says and memcalc does not model.
 
     Raises:
         ConfigError: A degree does not divide the axis that it splits.
@@ -37,7 +37,7 @@ class Config:
     parallel: Parallel
     run: Run
     assumed: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    unmodelled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         model, tp = self.model, self.parallel.tp
@@ -55,6 +55,33 @@ class Config:
         if self.parallel.sp:
             fields.divides(("sequence parallel", tp), ("sequence length", self.run.seq_length))
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is not modelled, and what is said but has no effect."""
+        lines = list(self.unmodelled)
+        kernels = self.run.implementation
+        if self.parallel.sp and self.parallel.tp == 1:
+            lines.append("sequence parallelism has no effect with tensor parallel 1")
+        if kernels.attention == "flash" and self.run.precision == "fp32":
+            lines.append("flash kernels take bf16 and fp16 only; counted as if one took fp32")
+        return tuple(lines)
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches that a pipeline runs in an iteration; unknown, as many as it has chunks.
+
+        Raises:
+            ConfigError: The batch does not divide over micro-batches and ranks.
+        """
+        if self.run.global_batch_size is None:
+            return self.parallel.pp * self.parallel.vpp
+        at_once = self.run.micro_batch_size * self.parallel.dp
+        fields.divides(
+            ("micro-batch size x data parallel", at_once),
+            ("global batch size", self.run.global_batch_size),
+        )
+        return self.run.global_batch_size // at_once
+
     def with_parallel(self, **degrees: Any) -> "Config":
         """The same model and run with other degrees of parallelism."""
         return replace(self, parallel=replace(self.parallel, **degrees))
@@ -68,13 +95,13 @@ class Source:
         model: The model.
         settings: What it says of parallelism and run, by the names of ``SETTINGS``.
         assumed: What the reader assumed.
-        warnings: What the reader met and could not use.
+        unmodelled: What the reader met and memcalc does not model.
     """
 
     model: Model
     settings: Mapping[str, Any]
     assumed: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    unmodelled: tuple[str, ...] = ()
 
 
 PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp")
@@ -118,15 +145,12 @@ def configure(source: Source, overrides: Mapping[str, Any]) -> Config:
     if "recompute" in said:
         run["recompute"] = _words(said["recompute"])
     parallel = Parallel(**{name: said[name] for name in PARALLEL_SETTINGS if name in said})
-    warnings = source.warnings
-    if parallel.sp and parallel.tp == 1:
-        warnings += ("sequence parallelism has no effect with tensor parallel 1",)
     return Config(
         _with_dropout(source.model, said.get("dropout")),
         parallel,
         Run(**run, implementation=kernels),
         tuple(assumed),
-        warnings,
+        source.unmodelled,
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from memcalc.config import fields
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
+from memcalc.config.recompute import regions
 
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -41,6 +42,16 @@ class Run:
         if self.global_batch_size is not None:
             fields.whole("global_batch_size", self.global_batch_size, 2**31)
         fields.word("precision", self.precision, PRECISION_BYTES)
+        regions(self.recompute)
+
+    @property
+    def regions(self) -> frozenset[str]:
+        """The regions that backward recomputes.
+
+        >>> Run(seq_length=2048, recompute=("selective",)).regions
+        frozenset({'core_attention'})
+        """
+        return regions(self.recompute)
 
     @property
     def activation_bytes(self) -> int:

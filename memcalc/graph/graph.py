@@ -38,23 +38,32 @@ class Tensor:
     @property
     def shape(self) -> str:
         """The shape in letters, as in ``s/t b h``."""
-        return " ".join(axis.letter for axis in self.axes)
+        return " ".join(axis.shown for axis in self.axes)
 
     @property
     def split(self) -> str:
-        """What splits the tensor over ranks: ``tensor``, ``sequence``, or nothing."""
-        return next((axis.split for axis in self.axes if axis.split), "")
+        """What splits the tensor over ranks: ``tensor``, ``sequence``, both, or nothing."""
+        return ", ".join(split.kind for axis in self.axes for split in axis.splits)
 
     def __repr__(self) -> str:
         return f"Tensor({self.name}: {self.shape}, {self.bytes} bytes)"
 
 
 class Save(NamedTuple):
-    """A tensor that an operation keeps for backward, why, and where that was seen."""
+    """A tensor that an operation keeps for backward.
+
+    Attributes:
+        tensor: The tensor.
+        reason: Why it is kept.
+        source: Where that was seen.
+        small: Whether it is one of the small buffers that the paper's accounting leaves out: a few
+            bytes a token or a row, with no hidden size and no s x s in its shape.
+    """
 
     tensor: Tensor
     reason: str
     source: str
+    small: bool = False
 
 
 class Move(NamedTuple):
@@ -76,11 +85,10 @@ class Move(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A parameter: its axes over all ranks, and the axis along which it is split, if any."""
+    """A parameter: its axes, with what splits them."""
 
     name: str
     axes: tuple[Axis, ...]
-    split: str = ""
 
 
 class Region:

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from memcalc.errors import ConfigError
-from memcalc.lazy import load
+from memcalc.lazy import resolve
 
 Size: TypeAlias = Any  # int, Fraction or sympy expression
 
@@ -18,21 +18,29 @@ TENSOR = "tensor"
 SEQUENCE = "sequence"
 
 
+class Split(NamedTuple):
+    """What splits an axis: tensor or sequence parallelism, its letter, and over how many ranks."""
+
+    kind: str
+    letter: str
+    degree: Size
+
+
 class Axis(NamedTuple):
     """One axis of a tensor.
 
     Attributes:
-        letter: How the axis is printed, as in ``s/t``.
+        letter: Its letter.
         size: The size over all ranks.
         local: The size on one rank.
-        split: What splits it: ``tensor``, ``sequence`` or nothing.
+        splits: What splits it, in order.
         copied: Whether ranks beyond its size get a copy, as key and value heads are.
     """
 
     letter: str
     size: Size
     local: Size
-    split: str = ""
+    splits: tuple[Split, ...] = ()
     copied: bool = False
 
     @classmethod
@@ -48,10 +56,24 @@ class Axis(NamedTuple):
     def times(self, factor: int) -> "Axis":
         """An axis of so many times the size, as a packed output has.
 
-        >>> Axis.whole("f", 8).times(2)
-        Axis(letter='2f', size=16, local=16, split='', copied=False)
+        >>> Axis.whole("f", 8).times(2).shown
+        '2f'
         """
-        return Axis(f"{factor}{self.letter}", factor * self.size, factor * self.local, self.split)
+        return self._replace(
+            letter=f"{factor}{self.letter}", size=factor * self.size, local=factor * self.local
+        )
+
+    @property
+    def shown(self) -> str:
+        """The axis in letters, as in ``s/t``, or ``Max(1, k/t)`` where ranks may hold copies."""
+        text = "/".join((self.letter, *(split.letter for split in self.splits)))
+        if (
+            self.copied
+            and self.splits
+            and prod(s.degree for s in self.splits) != (self.size / self.local)
+        ):
+            return f"Max(1, {text})"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +94,30 @@ class Mesh:
 
         An axis of heads fewer than the ranks is not: each rank then has a copy of one head.
 
-        >>> Mesh(t=8).tensor(Axis.whole("a", 64))
-        Axis(letter='a/t', size=64, local=8, split='tensor', copied=False)
-        >>> Mesh(t=8).tensor(Axis.heads("k", 2))
-        Axis(letter='Max(1, k/t)', size=2, local=1, split='tensor', copied=True)
+        >>> Mesh(t=8).tensor(Axis.whole("a", 64)).local
+        8
+        >>> copied = Mesh(t=8).tensor(Axis.heads("k", 2))
+        >>> copied.local, copied.shown
+        (1, 'Max(1, k/t)')
         """
-        if axis.copied and self.t != 1:
-            letter = f"Max(1, {axis.letter}/t)"
-            if not (type(axis.size) is int and type(self.t) is int):
-                return axis._replace(
-                    letter=letter, local=_at_least_one(axis.size / self.t), split=TENSOR
-                )
-            if axis.size < self.t:
-                divide(self.t, axis.size, "tensor parallel")
-                return axis._replace(letter=letter, local=1, split=TENSOR)
-        return self._split(axis, TENSOR)
+        return _split(axis, Split(TENSOR, "t", self.t))
 
     def sequence(self, axis: Axis) -> Axis:
         """The axis as it is outside the tensor-parallel regions."""
-        return self._split(axis, SEQUENCE) if self.sequence_parallel else axis
+        return _split(axis, Split(SEQUENCE, "t", self.t)) if self.sequence_parallel else axis
 
-    def _split(self, axis: Axis, split: str) -> Axis:
-        if self.t == 1:
-            return axis
-        local = divide(axis.local, self.t, axis.letter)
-        return axis._replace(letter=f"{axis.letter}/t", local=local, split=split)
+    def gathered(self, axis: Axis) -> Axis:
+        """The axis inside the tensor-parallel regions again: ``sequence`` undone.
+
+        >>> mesh, s = Mesh(t=8, sequence_parallel=True), Axis.whole("s", 64)
+        >>> mesh.gathered(mesh.sequence(s)) == s
+        True
+        """
+        for split in axis.splits:
+            if split.kind == SEQUENCE:
+                others = tuple(other for other in axis.splits if other is not split)
+                return axis._replace(local=axis.local * split.degree, splits=others)
+        return axis
 
 
 def divide(size: Size, degree: Size, name: str) -> Size:
@@ -112,17 +133,29 @@ def divide(size: Size, degree: Size, name: str) -> Size:
         if rest:
             raise ConfigError(f"{name}: {size} is not divisible by {degree}")
         return quotient
-    if isinstance(size, int) and isinstance(degree, int | Fraction):
-        return Fraction(size) / degree
     return size / degree
-
-
-def _at_least_one(size: Size) -> Size:
-    if isinstance(size, int | Fraction):
-        return max(Fraction(1), size)
-    return load("sympy:Max")(1, size)  # a symbolic size has loaded sympy already
 
 
 def elements(axes: tuple[Axis, ...]) -> Size:
     """How many elements a tensor has over all ranks, each counted once."""
     return prod(axis.size for axis in axes)
+
+
+def _split(axis: Axis, split: Split) -> Axis:
+    degree = split.degree
+    if degree == 1:
+        return axis
+    splits = (*axis.splits, split)
+    if axis.copied:
+        if type(axis.local) is not int or type(degree) is not int:
+            return axis._replace(local=_at_least_one(axis.local / degree), splits=splits)
+        if axis.local < degree:
+            divide(degree, axis.local, axis.letter)
+            return axis._replace(local=1, splits=splits)
+    return axis._replace(local=divide(axis.local, degree, axis.letter), splits=splits)
+
+
+def _at_least_one(size: Size) -> Size:
+    if isinstance(size, Fraction):
+        return max(Fraction(1), size)
+    return resolve("sympy:Max")(1, size)  # a symbolic size has loaded sympy already

@@ -9,14 +9,17 @@ none of them. Activations are laid out tokens first: ``(s, b, features...)``.
 from collections.abc import Mapping
 
 from memcalc.graph.graph import Graph, Move, Save, Tensor, Weight
-from memcalc.graph.mesh import SEQUENCE, TENSOR, Axis, Size, elements
+from memcalc.graph.mesh import Axis, Size, elements
 
 KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
+KORTHIKANTI_ENDS = "Korthikanti et al. 2022, section 4.3"
 KORTHIKANTI_SP = "Korthikanti et al. 2022, section 4.2.2"
 TORCH_NORM = "PyTorch derivatives.yaml, native_layer_norm: result1 and result2 (fp32 on CUDA)"
 TORCH_RMS_NORM = "PyTorch derivatives.yaml, _fused_rms_norm: input and result1 (fp32)"
 TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
-MEGATRON_GATE = "Megatron-core fusions/fused_bias_swiglu.py: save_for_backward(input)"
+MEGATRON_CE = "Megatron-core tensor_parallel/cross_entropy.py: save_for_backward"
+MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
+MEGATRON_GATE = "Megatron-core fusions/fused_bias_swiglu.py, fused_bias_geglu.py: input"
 FLASH = "FlashAttention: save_for_backward(q, k, v, out_padded, softmax_lse, rng_state)"
 
 COLUMN = "column"
@@ -34,6 +37,7 @@ def linear(
     outputs: Mapping[str, tuple[Axis, ...]],
     split: str,
     bias: bool = False,
+    shared: bool = False,
 ) -> list[Tensor]:
     """x (s, b, in...) -> one tensor (s, b, out...) for each of ``outputs``, by one product.
 
@@ -47,6 +51,7 @@ def linear(
         split: ``COLUMN`` (the first axis of the features of each output is split), ``ROW`` (the
             output is a partial sum) or ``REPLICATED``.
         bias: Whether it has a bias.
+        shared: Whether its weight is another operation's, and not counted here.
     """
     tokens, features = x.axes[:2], x.axes[2:]
     made = []
@@ -56,10 +61,11 @@ def linear(
         local = (g.mesh.tensor(axes[0]), *axes[1:]) if split == COLUMN else axes
         made.append(Tensor(output, (*tokens, *local), g.dtype_bytes))
     out = Axis.whole("out", width)
-    weight_split = "" if split == REPLICATED else TENSOR
-    weights = [Weight(f"{name}.weight", (out, *features), weight_split)]
+    if split == COLUMN:
+        out = g.mesh.tensor(out)
+    weights = [] if shared else [Weight(f"{name}.weight", (out, *features))]
     if bias:
-        weights.append(Weight(f"{name}.bias", (out,), TENSOR if split == COLUMN else ""))
+        weights.append(Weight(f"{name}.bias", (out,)))
     save = Save(x, "input: the weight's gradient needs it", KORTHIKANTI)
     if x.kept_as is not None:
         save = Save(x.kept_as, "input's shard: backward gathers it again", KORTHIKANTI_SP)
@@ -110,11 +116,11 @@ def flash_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, rng_by
         Save(k, "backward makes the scores again from it", FLASH),
         Save(v, "the gradient of the probabilities needs it", FLASH),
         Save(out, "the softmax's gradient needs its row sums with dy", FLASH),
-        Save(lse, "log-sum-exp, fp32: normalises the scores made again", FLASH),
+        Save(lse, "log-sum-exp, fp32: normalises the scores made again", FLASH, small=True),
     ]
     if rng_bytes:
         rng = Tensor("rng_state", (Axis.whole(str(rng_bytes), rng_bytes),), 1)
-        saves.append(Save(rng, "seed and offset of the kernel's random numbers", FLASH))
+        saves.append(Save(rng, "seed and offset of the kernel's random numbers", FLASH, small=True))
     flops = 2 * (2 * elements((s, b, heads, d)) * s.size)
     g.record(name, "flash_attention", (q, k, v), (out,), saves=saves, flops=flops)
     return out
@@ -153,9 +159,9 @@ def mask(g: Graph, name: str, x: Tensor) -> Tensor:
 
 
 def softmax(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
-    """Softmax over the last axis. Saves its output, in which its gradient is written."""
+    """Softmax over the last axis. Saves its output, of which its gradient is a function."""
     out = Tensor(f"{name}_output", x.axes, dtype_bytes)
-    save = Save(out, "output: its gradient is written in it", KORTHIKANTI)
+    save = Save(out, "output: its gradient is a function of it", KORTHIKANTI)
     g.record(name, "softmax", (x,), (out,), saves=(save,))
     return out
 
@@ -201,12 +207,12 @@ def multiply(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
 
 def gelu(g: Graph, name: str, x: Tensor) -> Tensor:
     """GeLU in one kernel. Saves its input."""
-    return _activation(g, name, "gelu", x)
+    return _activation(g, name, "gelu", x, KORTHIKANTI)
 
 
 def silu(g: Graph, name: str, x: Tensor) -> Tensor:
     """SiLU in one kernel. Saves its input."""
-    return _activation(g, name, "silu", x)
+    return _activation(g, name, "silu", x, TORCH_CHAIN)
 
 
 def gelu_chain(g: Graph, name: str, x: Tensor) -> Tensor:
@@ -220,7 +226,7 @@ def gelu_chain(g: Graph, name: str, x: Tensor) -> Tensor:
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     saves = (
         Save(x, "input: the power's gradient needs it", TORCH_CHAIN),
-        Save(inner, "tanh: its gradient is written in it", TORCH_CHAIN),
+        Save(inner, "tanh: its gradient is a function of it", TORCH_CHAIN),
         Save(half, "factor: the other factor's gradient needs it", TORCH_CHAIN),
         Save(factor, "factor: the other factor's gradient needs it", TORCH_CHAIN),
     )
@@ -255,8 +261,8 @@ def layer_norm(g: Graph, name: str, x: Tensor) -> Tensor:
         (out,),
         saves=(
             Save(x, "input: it is normalised again in backward", KORTHIKANTI),
-            Save(mean, "mean of each token, fp32", TORCH_NORM),
-            Save(rstd, "reciprocal deviation of each token, fp32", TORCH_NORM),
+            Save(mean, "mean of each token, fp32", TORCH_NORM, small=True),
+            Save(rstd, "reciprocal deviation of each token, fp32", TORCH_NORM, small=True),
         ),
         weights=(Weight(f"{name}.weight", hidden), Weight(f"{name}.bias", hidden)),
     )
@@ -274,7 +280,7 @@ def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
         (out,),
         saves=(
             Save(x, "input: it is normalised again in backward", TORCH_RMS_NORM),
-            Save(rstd, "reciprocal norm of each token, fp32", TORCH_RMS_NORM),
+            Save(rstd, "reciprocal norm of each token, fp32", TORCH_RMS_NORM, small=True),
         ),
         weights=(Weight(f"{name}.weight", x.axes[2:]),),
     )
@@ -296,7 +302,7 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor) -> Tensor:
         (normal,),
         saves=(
             Save(wide, "input in fp32: square and product need it", TORCH_CHAIN),
-            Save(rstd, "reciprocal norm of each token, fp32", TORCH_CHAIN),
+            Save(rstd, "reciprocal norm of each token, fp32", TORCH_CHAIN, small=True),
         ),
     )
     narrow = cast(g, f"{name}_normalised", normal, x.dtype_bytes)
@@ -309,6 +315,63 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor) -> Tensor:
         saves=(Save(narrow, "normalised input: the weight's gradient needs it", TORCH_CHAIN),),
         weights=(Weight(f"{name}.weight", x.axes[2:]),),
     )
+    return out
+
+
+# --- the ends ----------------------------------------------------------------------------------
+
+
+def embedding(g: Graph, name: str, tokens: Tensor, vocabulary: Axis, hidden: Axis) -> Tensor:
+    """Tokens (s, b) -> (s, b, h): rows of a table, whose rows are split over the ranks.
+
+    Saves its indices; where the table is split, those shifted to a rank's own rows, and a byte a
+    token that says which are another rank's. The output is then a partial sum.
+    """
+    s, b = tokens.axes
+    out = Tensor(f"{name}_output", (s, b, hidden), g.dtype_bytes)
+    reason = "indices, int64: the table's gradient is scattered by them"
+    saves = [Save(tokens, reason, MEGATRON_VP, small=True)]
+    if g.mesh.t != 1:
+        rows = Tensor(f"{name}_rows", (s, b), 8)
+        foreign = Tensor(f"{name}_foreign", (s, b), 1)
+        saves = [
+            Save(rows, reason, MEGATRON_VP, small=True),
+            Save(foreign, "which tokens are another rank's, a byte each", MEGATRON_VP, small=True),
+        ]
+    weights = (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden)),)
+    g.record(name, "embedding", (tokens,), (out,), saves=saves, weights=weights)
+    return out
+
+
+def position_embedding(g: Graph, name: str, x: Tensor, positions: Axis) -> Tensor:
+    """x (s, b, h) -> (s, b, h): a learned row added for each position.
+
+    Saves only its indices, which the whole model shares.
+    """
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    weights = (Weight(f"{name}.weight", (positions, *x.axes[2:])),)
+    g.record(name, "position_embedding", (x,), (out,), weights=weights)
+    return out
+
+
+def cross_entropy(g: Graph, name: str, logits: Tensor) -> Tensor:
+    """Logits (s, b, v) -> losses (s, b), over a vocabulary that is split over the ranks.
+
+    Saves the fp32 softmax, made in place of an fp32 copy of the logits, and of each token its
+    target among a rank's own rows (int64) and whether it is another's (a byte).
+    """
+    softmax = Tensor(f"{name}_softmax", logits.axes, 4)
+    target = Tensor(f"{name}_target", logits.axes[:2], 8)
+    foreign = Tensor(f"{name}_foreign", logits.axes[:2], 1)
+    out = Tensor(f"{name}_output", logits.axes[:2], 4)
+    saves = (
+        Save(softmax, "softmax, fp32: its gradient is a function of it", KORTHIKANTI_ENDS),
+        Save(target, "target of each token, int64", MEGATRON_CE, small=True),
+        Save(
+            foreign, "which targets are another rank's, one byte a token", MEGATRON_CE, small=True
+        ),
+    )
+    g.record(name, "cross_entropy", (logits,), (out,), saves=saves)
     return out
 
 
@@ -335,8 +398,17 @@ def leave_tensor_parallel(g: Graph, name: str, x: Tensor) -> Tensor:
 
 
 def copy(g: Graph, name: str, x: Tensor) -> Tensor:
-    """f: nothing forward, an all-reduce of the gradient backward. Saves nothing."""
-    g.record(name, "f", (x,), (x,), moves=(Move("all_reduce", "backward", x.bytes, g.mesh.t),))
+    """f: nothing forward, an all-reduce of the gradient backward. Saves nothing.
+
+    Megatron-LM overlaps it with the product for the weight's gradient.
+    """
+    g.record(
+        name,
+        "copy",
+        (x,),
+        (x,),
+        moves=(Move("all_reduce", "backward", x.bytes, g.mesh.t, "weight gradient"),),
+    )
     return x
 
 
@@ -344,7 +416,7 @@ def all_reduce(g: Graph, name: str, x: Tensor) -> Tensor:
     """f-bar: an all-reduce of the partial sums forward, nothing backward. Saves nothing."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     moves = (Move("all_reduce", "forward", x.bytes, g.mesh.t),)
-    g.record(name, "f_bar", (x,), (out,), moves=moves)
+    g.record(name, "all_reduce", (x,), (out,), moves=moves)
     return out
 
 
@@ -352,20 +424,18 @@ def all_gather(g: Graph, name: str, x: Tensor, keeps_gathered: bool) -> Tensor:
     """g: x (s/t, b, h) -> (s, b, h); backward reduce-scatters the gradient.
 
     Saves nothing itself. What saves its output keeps the shard x instead, and backward gathers
-    that again while the data gradient is computed, unless ``keeps_gathered``.
+    that again while the data gradient is computed, unless ``keeps_gathered``. The reduce-scatter is
+    overlapped with the product for the weight's gradient (Megatron-LM, tensor_parallel/layers.py).
     """
-    axes = tuple(
-        Axis.whole(axis.letter.removesuffix("/t"), axis.size) if axis.split == SEQUENCE else axis
-        for axis in x.axes
-    )
+    axes = tuple(g.mesh.gathered(axis) for axis in x.axes)
     out = Tensor(f"{x.name}_gathered", axes, x.dtype_bytes, None if keeps_gathered else x)
     moves = [
         Move("all_gather", "forward", out.bytes, g.mesh.t),
-        Move("reduce_scatter", "backward", out.bytes, g.mesh.t),
+        Move("reduce_scatter", "backward", out.bytes, g.mesh.t, "weight gradient"),
     ]
     if not keeps_gathered:
         moves.append(Move("all_gather", "backward", out.bytes, g.mesh.t, "data gradient"))
-    g.record(name, "g", (x,), (out,), moves=moves)
+    g.record(name, "all_gather", (x,), (out,), moves=moves)
     return out
 
 
@@ -377,7 +447,7 @@ def reduce_scatter(g: Graph, name: str, x: Tensor) -> Tensor:
         Move("reduce_scatter", "forward", x.bytes, g.mesh.t),
         Move("all_gather", "backward", x.bytes, g.mesh.t),
     )
-    g.record(name, "g_bar", (x,), (out,), moves=moves)
+    g.record(name, "reduce_scatter", (x,), (out,), moves=moves)
     return out
 
 
@@ -390,8 +460,8 @@ def _elementwise(g: Graph, name: str, kind: str, x: Tensor) -> Tensor:
     return out
 
 
-def _activation(g: Graph, name: str, kind: str, x: Tensor) -> Tensor:
+def _activation(g: Graph, name: str, kind: str, x: Tensor, source: str) -> Tensor:
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    save = Save(x, "input: the activation's gradient needs it", KORTHIKANTI)
+    save = Save(x, "input: the activation's gradient needs it", source)
     g.record(name, kind, (x,), (out,), saves=(save,))
     return out

@@ -1,7 +1,7 @@
 """Renderers: a Report in an output format. They do not know one another."""
 
 from memcalc.errors import UsageError, nearest
-from memcalc.lazy import load
+from memcalc.lazy import resolve
 from memcalc.report import Report
 
 # Format -> the function that renders it.
@@ -33,5 +33,5 @@ def render(report: Report, format: str) -> str:  # noqa: A002 - the command line
     """
     if format not in RENDERERS:
         raise UsageError(f"format {format!r} is unknown; {nearest(format, RENDERERS)}")
-    rendered: str = load(RENDERERS[format])(report)
+    rendered: str = resolve(RENDERERS[format])(report)
     return rendered

@@ -25,13 +25,35 @@ UNMODELLED = {
     "quantization_config": "activations are counted in the run's precision",
     "add_cross_attention": "the cross-attention's activations are missing",
     "reorder_and_upcast_attn": "unfused attention keeps a wider softmax than counted",
-    "num_local_experts": "the layer is counted as dense",
-    "num_experts": "the layer is counted as dense",
 }
 
-_GELU_NEW = ("gelu_new", "gelu_fast", "gelu_python_tanh")
-_GELU = ("gelu", "gelu_pytorch_tanh", "gelu_python")
-_SILU = ("silu", "swish")
+# What is read beside the sizes, and what changes neither a layer's memory nor its FLOPs.
+USED = """
+    _name_or_path activation_function architectures attention_bias attention_dropout attn_pdrop
+    embd_pdrop hidden_act mlp_bias model_type resid_pdrop tie_word_embeddings use_sliding_window
+""".split()  # noqa: SIM905 - words read best as words
+HARMLESS = """
+    auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    decoder_start_token_id do_sample dtype eos_token_id finetuning_task gradient_checkpointing
+    id2label initializer_range is_decoder is_encoder_decoder label2id layer_norm_eps
+    layer_norm_epsilon layer_types max_length max_window_layers n_ctx name_or_path
+    output_attentions output_hidden_states pad_token_id pretraining_tp return_dict rms_norm_eps
+    rope_parameters rope_scaling rope_theta scale_attn_by_inverse_layer_idx scale_attn_weights
+    sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj task_specific_params tokenizer_class torch_dtype transformers_version
+    unk_token_id use_cache use_mrope
+""".split()  # noqa: SIM905
+
+# Activations by the name that a config gives them: of a plain MLP, and of a gate.
+_PLAIN = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+    "silu": "silu",
+    "swish": "silu",
+}
+_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
 
 
 def read(content: Mapping[str, Any], name: str) -> Source:
@@ -65,14 +87,14 @@ def read(content: Mapping[str, Any], name: str) -> Source:
         **{fact: value for fact, value in sizes.items() if value is not None},
         **facts,
     )
-    return Source(model, {}, tuple(assumed), _warnings(content, family))
+    return Source(model, {}, tuple(assumed), _unmodelled(content, family))
 
 
 def _gpt2(content: Mapping[str, Any]) -> dict[str, Any]:
     act = _get(content, "activation_function", "gelu_new")
     return {
         "norm": "layernorm",
-        "activation": _activation(act, gated=False),
+        "activation": _activation(act, _PLAIN),
         "position": "learned",
         "tied_embeddings": _get(content, "tie_word_embeddings", True),
         "attention_dropout": _get(content, "attn_pdrop", 0.1),
@@ -84,7 +106,7 @@ def _gpt2(content: Mapping[str, Any]) -> dict[str, Any]:
 def _llama(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "norm": "rmsnorm",
-        "activation": _activation(_get(content, "hidden_act", "silu"), gated=True),
+        "activation": _activation(_get(content, "hidden_act", "silu"), _GATED),
         "position": "rotary",
         "qkv_bias": _get(content, "attention_bias", False),
         "proj_bias": _get(content, "attention_bias", False),
@@ -145,13 +167,11 @@ def _get(content: Mapping[str, Any], key: str, default: Any) -> Any:
     return default if value is None else value
 
 
-def _activation(name: Any, gated: bool) -> str:
-    if name in _SILU:
-        return "swiglu" if gated else "silu"
-    if name in _GELU or name in _GELU_NEW:
-        return "geglu" if gated else ("gelu_new" if name in _GELU_NEW else "gelu")
-    hint = nearest(str(name)[:40], (*_SILU, *_GELU, *_GELU_NEW))
-    raise InputError(f"the activation {str(name)[:40]!r} is not modelled; {hint}")
+def _activation(name: Any, known: Mapping[str, str]) -> str:
+    if not isinstance(name, str) or name not in known:
+        shown = str(name)[:40]
+        raise InputError(f"the activation {shown!r} is not modelled; {nearest(shown, known)}")
+    return known[name]
 
 
 def _name(content: Mapping[str, Any], fallback: str) -> str:
@@ -161,8 +181,14 @@ def _name(content: Mapping[str, Any], fallback: str) -> str:
     return fallback
 
 
-def _warnings(content: Mapping[str, Any], family: str) -> tuple[str, ...]:
-    set_ = [key for key in UNMODELLED if content.get(key)]
+def _unmodelled(content: Mapping[str, Any], family: str) -> tuple[str, ...]:
+    """A line for each key that changes what is counted, and one for all that are not known."""
+    known = {*UNMODELLED, *HARMLESS, *USED, *(name for names in ALIASES.values() for name in names)}
+    unknown = sorted(key[:40] for key, value in content.items() if value and key not in known)
+    met = [key for key in UNMODELLED if content.get(key)]
     if family == "qwen2" and not content.get("use_sliding_window"):
-        set_ = [key for key in set_ if key != "sliding_window"]
-    return tuple(f"{key} is not modelled: {UNMODELLED[key]}" for key in set_)
+        met = [key for key in met if key != "sliding_window"]
+    lines = [f"{key} is not modelled: {UNMODELLED[key]}" for key in met]
+    if unknown:
+        lines.append(f"not used, for memcalc does not know it: {', '.join(unknown)}")
+    return tuple(lines)

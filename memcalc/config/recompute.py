@@ -1,9 +1,11 @@
-"""Recomputation. A policy is a set of regions: backward runs them again from their inputs."""
+"""Recomputation, in words. A policy is a set of regions: backward runs them again."""
 
 from collections.abc import Iterable
 
-from memcalc.blocks.layer import REGIONS
-from memcalc.errors import UsageError, nearest
+from memcalc.errors import ConfigError, nearest
+
+# The regions that the blocks name, outermost first.
+REGIONS = ("layer", "attention", "core_attention", "mlp", "norm")
 
 # The policies with names of their own, and the regions that they recompute.
 POLICIES: dict[str, frozenset[str]] = {
@@ -20,7 +22,7 @@ def regions(words: Iterable[str]) -> frozenset[str]:
     ['core_attention', 'mlp']
 
     Raises:
-        UsageError: A word is neither a policy nor a region.
+        ConfigError: A word is neither a policy nor a region.
     """
     found: set[str] = set()
     for word in words:
@@ -30,5 +32,5 @@ def regions(words: Iterable[str]) -> frozenset[str]:
             found.add(word)
         else:
             hint = nearest(word[:40], [*POLICIES, *REGIONS])
-            raise UsageError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
+            raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
     return frozenset(found)

@@ -1,0 +1,39 @@
+"""What one layer of a config keeps: its graph, read under the run's own recomputation."""
+
+from collections.abc import Mapping
+
+from memcalc.analysis.activations import Entry, counted, kept, total
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.graph.mesh import Size
+
+
+def layer_entries(
+    config: Config, accounting: str = "paper", sizes: Mapping[str, Size] | None = None
+) -> list[Entry]:
+    """The tensors that one layer keeps for backward on one rank.
+
+    Args:
+        config: The model, its parallelism and its run.
+        accounting: ``paper`` or ``exact``.
+        sizes: Sizes by letter, instead of the config's own: ints, Fractions or symbols.
+
+    Raises:
+        UsageError: There is no such accounting.
+
+    >>> from memcalc.config import load
+    >>> [entry.tensor.name for entry in layer_entries(load("22b", recompute="full"))]
+    ['layer_input']
+    """
+    return counted(kept(layer_graph(config, sizes), config.run.regions), accounting)
+
+
+def layer_bytes(config: Config, accounting: str = "paper") -> int:
+    """The bytes that one layer keeps for backward on one rank; the arguments are those above.
+
+    >>> from memcalc.config import load
+    >>> layer_bytes(load("22b")) // 2**20
+    1264
+    """
+    size: int = total(layer_entries(config, accounting))
+    return size
