@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 import memcalc as library
-from memcalc import resources
+from memcalc import figures, resources
 from memcalc.cli.main import COMMANDS, cli
 from memcalc.cli.options import FORMATS
 from memcalc.config import catalog, load

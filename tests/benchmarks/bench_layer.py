@@ -14,7 +14,8 @@ import time
 import numpy as np
 
 import memcalc
-from memcalc.analysis.activations import layer_activations, total
+from memcalc.analysis.activations import total
+from memcalc.analysis.layers import layer_entries
 from memcalc.formulas import CHUNK
 
 
@@ -32,7 +33,7 @@ def ledgers_a_second(name, repeats, **settings):
 
     def many():
         for _ in range(500):
-            total(layer_activations(config))
+            total(layer_entries(config))
 
     return 500 / seconds(many, repeats)
 
