@@ -18,8 +18,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from memcalc.analysis.layers import layer_bytes, layer_entries
+    from memcalc.answers.comm import comm
     from memcalc.answers.flops import flops
     from memcalc.answers.formula import formula
+    from memcalc.answers.gpus import gpus
     from memcalc.answers.layer import layer
     from memcalc.answers.ledger import ledger
     from memcalc.answers.models import models
@@ -53,8 +55,10 @@ _PUBLIC = {
     "Report": "memcalc.report:Report",
     "Run": "memcalc.config:Run",
     "UsageError": "memcalc.errors:UsageError",
+    "comm": "memcalc.answers.comm:comm",
     "flops": "memcalc.answers.flops:flops",
     "formula": "memcalc.answers.formula:formula",
+    "gpus": "memcalc.answers.gpus:gpus",
     "layer": "memcalc.answers.layer:layer",
     "layer_bytes": "memcalc.analysis.layers:layer_bytes",
     "layer_entries": "memcalc.analysis.layers:layer_entries",
@@ -80,8 +84,10 @@ __all__ = [
     "Report",
     "Run",
     "UsageError",
+    "comm",
     "flops",
     "formula",
+    "gpus",
     "layer",
     "layer_bytes",
     "layer_entries",

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from contextlib import suppress
+from errno import EACCES
 from pathlib import Path
 
 from memcalc.errors import OutputError
@@ -18,17 +19,18 @@ def write(path: Path, data: bytes) -> None:
         OutputError: The file cannot be written; nothing is left behind.
     """
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
         else:
-            _replace(target, data)
+            _replace(path.resolve(), data)
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"{path}: cannot be written: {reason}") from error
 
 
 def _replace(target: Path, data: bytes) -> None:
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(EACCES, os.strerror(EACCES))
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:50]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:

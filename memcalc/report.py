@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memcalc import units
 from memcalc.lazy import resolve
 
 if TYPE_CHECKING:
@@ -82,8 +83,12 @@ class Report:
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows as a pandas data frame; title, notes and symbols are in its ``attrs``."""
+        plain = [
+            [v if v is None or isinstance(v, (int, float)) else str(v) for v in row]
+            for row in self.rows
+        ]
         names = [column.name for column in self.columns]
-        frame: pd.DataFrame = resolve("pandas:DataFrame")(self.records(), columns=names)
+        frame: pd.DataFrame = resolve("pandas:DataFrame")(plain, columns=names)
         frame.attrs = {
             "title": self.title,
             "notes": list(self.notes),
@@ -97,3 +102,12 @@ class Report:
 
     def _repr_html_(self) -> str:
         return self.render("html")
+
+
+def scales(report: Report) -> dict[str, tuple[str, int]]:
+    """For people: the scale that suits all columns of bytes, and that for all of FLOPs."""
+    found = {}
+    for unit in units.SCALES:
+        values = [v for c in report.columns if c.unit == unit for v in report.column(c.name)]
+        found[unit] = units.common_scale(unit, values)
+    return found

@@ -45,16 +45,15 @@ def decimals(values: Sequence[float], most: int = 2) -> int:
     return most
 
 
-def column(unit: str, values: Sequence[float | None]) -> tuple[str, list[str | None]]:
-    """A column of ``bytes`` or ``flops`` in its common scale: the scale's name, and the cells.
+def column(values: Sequence[float | None], scale: int) -> list[str | None]:
+    """The cells of a column in a scale, all with the same decimals.
 
-    >>> column("bytes", [6752 * MIB, None, 612.5 * MIB])
-    ('MiB', ['6,752.0', None, '612.5'])
+    >>> column([6752 * MIB, None, 612.5 * MIB], MIB)
+    ['6,752.0', None, '612.5']
     """
-    name, scale = common_scale(unit, values)
     scaled = [None if value is None else value / scale for value in values]
     places = decimals([value for value in scaled if value is not None])
-    return name, [None if value is None else f"{value:,.{places}f}" for value in scaled]
+    return [None if value is None else f"{value:,.{places}f}" for value in scaled]
 
 
 def number(value: float, unit: str) -> str:
@@ -74,5 +73,5 @@ def format_bytes(value: float) -> str:
     >>> format_bytes(140509184)
     '134 MiB'
     """
-    name, (cell,) = column("bytes", [value])
-    return f"{cell} {name}"
+    name, scale = common_scale("bytes", [value])
+    return f"{column([value], scale)[0]} {name}"

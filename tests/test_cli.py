@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import re
+import stat
 import subprocess
 import sys
 from importlib.metadata import version
@@ -58,6 +61,24 @@ QUESTIONS = {
         "mfu_percent": "percent",
         "hfu_percent": "percent",
         "hfu_printed_percent": "percent",
+    },
+    "comm 175b --sp": {
+        "scope": "text",
+        "collective": "text",
+        "phase": "text",
+        "count": "count",
+        "bytes_per_rank": "bytes",
+        "overlapped_with": "text",
+    },
+    "gpus": {
+        "name": "text",
+        "memory_bytes": "bytes",
+        "bf16_flops": "flops",
+        "fp16_flops": "flops",
+        "fp8_flops": "flops",
+        "memory_bandwidth_bytes": "bytes",
+        "nvlink_bandwidth_bytes": "bytes",
+        "source": "text",
     },
     "formula qwen2.5-7b --tp 2 --accounting exact": {"step": "text", "formula": "formula"},
     "models": {
@@ -146,6 +167,15 @@ class TestFormats:
         assert all(len(line) <= 80 for line in lines)
         assert all(line == line.rstrip() for line in lines)
 
+    @pytest.mark.parametrize("columns", [1, 20, 40, 60])
+    @pytest.mark.parametrize("question", ["layer 175b", "recompute 175b", "flops 175b", "models"])
+    def test_a_narrow_terminal_never_cuts_a_number(self, memcalc, question, columns, monkeypatch):
+        numbers = re.findall(r"\d[\d.,e-]*", memcalc(question).out.split("──")[-1].split("\n\n")[0])
+        monkeypatch.setenv("COLUMNS", str(columns))
+        narrow = memcalc(question).out
+        assert numbers
+        assert all(number in narrow for number in numbers)
+
     @pytest.mark.parametrize("question", QUESTIONS)
     def test_csv_holds_the_same_rows(self, memcalc, question):
         rows = list(csv.DictReader(io.StringIO(memcalc(f"{question} --format csv").out)))
@@ -203,12 +233,12 @@ class TestOutput:
         assert json.loads(path.read_text())["command"] == "layer"
 
     def test_a_file_that_cannot_be_written_is_one_line_and_leaves_nothing(self, memcalc, tmp_path):
-        for command in ("layer 22b", "plot techniques 22b"):
-            outcome = memcalc(f"{command} -o {tmp_path / 'no' / 'out.png'}")
+        for command, name in (("layer 22b", "out.csv"), ("plot techniques 22b", "out.png")):
+            outcome = memcalc(f"{command} -o {tmp_path / 'no' / name}")
             assert outcome.status == 2
             assert "cannot be written: No such file or directory" in outcome.err
             assert outcome.err.count("\n") == 1
-            assert memcalc(f"{command} -o {tmp_path / 'out.png'} --tp 7").status == 2
+            assert memcalc(f"{command} -o {tmp_path / name} --tp 7").status == 2
             assert not list(tmp_path.iterdir())
 
     def test_an_error_leaves_the_old_file_as_it_was(self, memcalc, tmp_path):
@@ -219,10 +249,10 @@ class TestOutput:
 
     def test_a_device_is_written_into_and_not_replaced(self, memcalc):
         assert memcalc("layer 22b -o /dev/null").status == 0
-        import os
-        import stat
-
         assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+    def test_a_dash_is_stdout(self, memcalc):
+        assert memcalc("layer 22b -o -") == memcalc("layer 22b")
 
 
 USAGE = [
@@ -254,6 +284,21 @@ USAGE = [
     ("plot techniques 22b -o picture", "not as a file without suffix"),
     ("plot techniques 22b", "Missing option '-o'"),
     ("models extra", "unexpected extra argument"),
+    ("layer 22b -o table.png", "a table is not written as .png"),
+    ("layer 22b -s 2047", "the row tensor+sequence: sequence parallel 8 does not divide"),
+    ("layer 22b --recompute=", "--recompute has no place here"),
+    ("ledger 22b --recompute none,full", "recompute none contradicts full"),
+    ("ledger llama-3-8b --implementation transformers-eager --attention flash", "choose the other"),
+    ("flops 22b --iteration-time 0", "an iteration's time is a positive number"),
+    ("flops 22b --iteration-time 1 --scope layer", "for the whole iteration"),
+    ("flops llama-3-8b --iteration-time 1", "needs the name of a GPU"),
+    ("flops llama-3-8b --iteration-time 1 --gpu a1000", "did you mean 'a100'"),
+    ("flops 22b --iteration-time 1 --gpu v100 --precision bf16", "has no known peak for bf16"),
+    (
+        "flops 22b --global-batch-size 3",
+        "micro-batch size x data parallel 4 does not divide global",
+    ),
+    ("comm 22b --pp 100", "100 pipeline chunks are more than layers 48"),
 ]
 
 
@@ -351,6 +396,29 @@ class TestProcess:
             done = self.run("models", stdout=full, stderr=subprocess.PIPE, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr == "memcalc: the answer cannot be printed: No space left on device\n"
+
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+    def test_any_encoding_of_stdout_will_do(self, tmp_path, encoding):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = self.run("layer", "22b", capture_output=True, cwd=tmp_path, env=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "6,752" in done.stdout
+
+    def test_a_closed_stdout_is_no_traceback(self, tmp_path):
+        command = f"exec {sys.executable} -m memcalc layer 22b >&-"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_a_figure_needs_no_window_and_takes_any_name(self, tmp_path):
+        config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 64}
+        names = ("a$b_$c", "模型", "x" * 200, "tab\tbed")
+        environment = {**os.environ, "MPLBACKEND": "bogus"}
+        for name in names:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text(json.dumps(config))
+            arguments = ("plot", "techniques", f"./{name}", "-o", "x.svg")
+            done = self.run(*arguments, capture_output=True, cwd=tmp_path, env=environment)
+            assert (done.returncode, done.stderr) == (0, "")
 
     def test_no_color_and_no_terminal_print_no_escapes(self, tmp_path):
         done = self.run("layer", "22b", capture_output=True, cwd=tmp_path)

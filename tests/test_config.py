@@ -1,9 +1,11 @@
 """Configs: what is valid, what is derived, what is assumed, what is refused and how."""
 
+from dataclasses import replace
+
 import pytest
 
 import memcalc
-from memcalc.config import Config, Model, Parallel, Run, catalog, load
+from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.errors import ConfigError, MemcalcError
 
 TOY = {"name": "toy", "layers": 2, "hidden_size": 64, "heads": 8}
@@ -115,6 +117,10 @@ def test_settings_replace_what_the_file_says():
         ({"dropout": 1.5}, "dropout must be a number from 0 to less than 1"),
         ({"implementation": "megatrn"}, "did you mean 'megatron'"),
         ({"attention": "flahs"}, "attention 'flahs' is unknown; did you mean 'flash'"),
+        ({"recompute": "none,full"}, "recompute none contradicts full"),
+        ({"gpu": "a1000"}, "did you mean 'a100'"),
+        ({"pp": 50}, "50 pipeline chunks are more than layers 48"),
+        ({"global_batch_size": 3}, "micro-batch size x data parallel 4 does not divide global"),
         ({"recompute": 3}, "recompute must be a policy or names of regions"),
         ({"recompute": [3]}, "recompute must be a policy or names of regions"),
     ],
@@ -127,6 +133,31 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 def test_an_unknown_recomputation_is_refused_with_the_nearest():
     with pytest.raises(MemcalcError, match="'selectiv' is neither a policy nor a region; did you"):
         memcalc.layer_bytes(load("22b", recompute="selectiv"))
+
+
+def test_words_stand_for_records():
+    run = Run(seq_length=8, recompute="attention,mlp", implementation="paper")
+    assert run.regions == {"attention", "mlp"}
+    assert run.implementation.attention == "unfused"
+
+
+def test_what_no_model_is_named_by_is_refused():
+    with pytest.raises(ConfigError, match="a model is a name or a path, not a int"):
+        load(22)
+
+
+def test_a_formula_takes_exact_values_only():
+    formula = memcalc.layer_formula(load("175b"))
+    letters = {"s": 2048, "b": 1, "h": 12288, "a": 96, "t": 8}
+    with pytest.raises(TypeError, match=r"s must be an int or a Fraction, not 2048.0"):
+        formula.value(letters | {"s": 2048.0})
+    with pytest.raises(ZeroDivisionError):
+        formula.value(letters | {"t": 0})
+
+
+def test_a_kernel_keeps_no_negative_bytes():
+    with pytest.raises(ConfigError, match="rng_bytes must be a whole number from 0, not -1"):
+        replace(IMPLEMENTATIONS["torch"], rng_bytes=-1)
 
 
 def test_an_unknown_accounting_is_refused():
@@ -187,6 +218,22 @@ class TestKernels:
         assert tensors["softmax_dropout_mask"] == a * s**2 // t
         assert tensors["key_rotary_output_repeated"] == 2 * s * 8192 // t
 
+    def test_each_dropout_has_its_own_probability(self):
+        names = {"attention_dropout": {"softmax_dropout_mask"}}
+        names["hidden_dropout"] = {"attention_dropout_mask", "mlp_dropout_mask"}
+        every = {name for dropped in names.values() for name in dropped}
+        for field, expected in names.items():
+            config = load("22b", dropout=0.0)
+            config = replace(config, model=replace(config.model, **{field: 0.1}))
+            assert every & {*memcalc.ledger(config).column("tensor")} == expected
+
+    def test_torchs_layer_keeps_one_kernels_norms_and_24_bytes_of_random_state(self):
+        """Fused RMSNorm: its input and rstd; SDPA's flash kernel: seed, offset and a spare."""
+        tensors = self.tensors(implementation="torch")
+        assert tensors["rng_state"] == 24
+        assert tensors["layer_input"] == 2 * 4096 * 8192 // 8
+        assert tensors["input_norm_rstd"] == 4 * 4096 // 8
+
     def test_without_dropout_the_softmax_output_is_the_products_factor(self):
         report = memcalc.ledger(load("llama-2-70b", tp=8, attention="unfused"))
         ops = dict(zip(report.column("tensor"), report.column("op"), strict=True))
@@ -197,6 +244,7 @@ class TestKernels:
         rows = {row["tensor"]: row for row in memcalc.ledger(qwen).records()}
         assert rows["value"]["bytes"] == 2 * 1024 * 128
         assert rows["value"]["shape"] == "s b Max(1, k/t) d"
+        assert rows["value"]["split"] == "tensor, replicated"
 
 
 class TestCatalogue:

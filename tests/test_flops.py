@@ -3,13 +3,14 @@
 import pytest
 
 import memcalc
+from memcalc import paper, symbols
 from memcalc.analysis import flops
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import catalog, load
 
 
 def one(config):
-    (row,) = memcalc.flops(config).records()
+    (row,) = memcalc.flops(config, scope="layer").records()
     return row
 
 
@@ -62,3 +63,59 @@ def test_the_corrected_overhead_of_selective_recomputation():
     assert row["hardware_flops"] * 3 * (24 * h + 4 * s) == row["model_flops"] * (
         3 * (24 * h + 4 * s) + 4 * s
     )
+
+
+SECONDS = {"22b": 1.10, "175b": 13.75, "530b": 37.83, "1t": 71.49}
+PRINTED = {"22b": (41.5, 43.7), "175b": (51.4, 52.8), "530b": (56.0, 57.0), "1t": (56.3, 57.0)}
+CORRECTED = {"22b": 42.4, "175b": 51.8, "530b": 56.3, "1t": 56.5}  # with 2s/(9h) in equation 8
+
+
+class TestIteration:
+    """Equation 7, and table 5 (page 12), whose peak is 312 TFLOP/s (footnote 5)."""
+
+    @pytest.mark.parametrize("model", SECONDS)
+    def test_model_flops_are_equation_7s(self, model):
+        config = load(model)
+        letters = symbols.values(config) | {"B": config.run.global_batch_size}
+        (row,) = memcalc.flops(config).records()
+        assert row["model_flops"] == paper.EQUATIONS[7](paper.exact(letters))
+
+    @pytest.mark.parametrize("model", SECONDS)
+    def test_hardware_flops_are_the_corrected_equation_8s(self, model):
+        config = load(model, recompute="selective")
+        letters = symbols.values(config) | {"B": config.run.global_batch_size}
+        (row,) = memcalc.flops(config).records()
+        assert row["hardware_flops"] == paper.CORRECTED[8](paper.exact(letters))
+
+    @pytest.mark.parametrize("model", SECONDS)
+    def test_utilisation_is_table_5s(self, model):
+        config = load(model, recompute="selective", sp=True)
+        (row,) = memcalc.flops(config, iteration_time=SECONDS[model]).records()
+        mfu, hfu = PRINTED[model]
+        assert abs(row["mfu_percent"] - mfu) < 0.2
+        assert abs(row["hfu_printed_percent"] - hfu) < 0.2
+        assert abs(row["hfu_percent"] - CORRECTED[model]) < 0.1
+
+    def test_the_530b_model_on_2240_gpus(self):
+        """Page 13: 39.15 s, 54.2 %."""
+        config = load("530b", recompute="selective", dp=8, global_batch_size=8 * 280)
+        (row,) = memcalc.flops(config, iteration_time=39.15, gpus=2240).records()
+        assert round(row["mfu_percent"], 1) == 54.2
+
+    def test_a_causal_count_halves_the_attentions_products_alone(self):
+        s, b, h, v, layers = 2048, 4, 6144, 51200, 48
+        (row,) = memcalc.flops(load("22b"), causal=True).records()
+        linear = layers * 24 * b * s * h**2 + 2 * b * s * h * v
+        assert row["forward_flops"] == linear + layers * 4 * b * s**2 * h // 2
+        (flash,) = memcalc.flops(load("22b", attention="flash"), causal=True).records()
+        assert flash["forward_flops"] == row["forward_flops"]
+
+    def test_without_a_time_the_utilisation_is_unknown(self):
+        (row,) = memcalc.flops(load("22b")).records()
+        assert row["mfu_percent"] is row["hfu_percent"] is row["hfu_printed_percent"] is None
+
+    def test_equation_8_is_for_the_papers_layer_and_policy_alone(self):
+        for config in (load("22b"), load("llama-3-8b", recompute="selective", gpu="a100")):
+            (row,) = memcalc.flops(config, iteration_time=1.0).records()
+            assert row["hfu_printed_percent"] is None
+            assert row["hfu_percent"] is not None

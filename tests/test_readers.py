@@ -122,8 +122,14 @@ class TestHuggingFace:
         assert activation(LLAMA_2_70B, "hidden_act", "gelu_pytorch_tanh") == "geglu"
         assert activation(GPT2, "activation_function", "gelu") == "gelu"
         assert activation(GPT2, "activation_function", "swish") == "silu"
-        with pytest.raises(InputError, match="the activation 'relu6' is not modelled"):
-            activation(GPT2, "activation_function", "relu6")
+        assert activation(GPT2, "activation_function", "gelu_python_tanh") == "gelu_new"
+        for config, key, name in [
+            (GPT2, "activation_function", "relu6"),
+            (GPT2, "activation_function", "gelu_fast"),
+            (LLAMA_2_70B, "hidden_act", "gelu_new"),
+        ]:
+            with pytest.raises(InputError, match=f"the activation '{name}' is not modelled"):
+                activation(config, key, name)
 
     def test_dropout_is_what_the_file_says(self, write):
         assert load(write(LLAMA_2_70B)).model.attention_dropout == 0.0
@@ -137,6 +143,27 @@ class TestHuggingFace:
     def test_another_family_is_refused_by_name(self, write):
         with pytest.raises(InputError, match="model_type 'mixtral' is not modelled; did you mean"):
             load(write(LLAMA_2_70B | {"model_type": "mixtral"}))
+
+    def test_what_a_config_leaves_out_is_the_familys_and_listed(self, write):
+        silent = {k: v for k, v in GPT2.items() if not k.endswith("pdrop")}
+        config = load(write(silent))
+        assert (config.model.attention_dropout, config.model.hidden_dropout) == (0.1, 0.1)
+        assert "resid_pdrop 0.1 (the family's default)" in config.assumed
+        mistral = LLAMA_2_70B | {"model_type": "mistral", "num_key_value_heads": None}
+        config = load(write(mistral))
+        assert config.model.kv_heads == 8
+        assert "kv_heads 8 (the family's default)" in config.assumed
+        assert (config.model.qkv_bias, config.model.proj_bias) == (False, False)
+
+    def test_keys_that_nobody_knows_are_named(self, write):
+        odd = {"use_qk_norm": True, "foo_bar": 3, "gradient_checkpointing": True, "off": False}
+        lines = load(write(LLAMA_2_70B | odd)).warnings
+        assert lines == (
+            "gradient_checkpointing is not modelled: choose recomputation with --recompute full",
+            "not used, for memcalc does not know it: foo_bar, use_qk_norm",
+        )
+        assert not load(write(LLAMA_2_70B)).warnings
+        assert not load(write(GPT2)).warnings
 
     def test_what_is_not_modelled_is_warned_about_by_name(self, write):
         config = load(write(LLAMA_2_70B | {"model_type": "mistral", "sliding_window": 4096}))
@@ -240,8 +267,9 @@ def test_a_byte_order_mark_is_no_mistake(write):
 
 
 def test_what_is_no_file_is_said_to_be_none(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        load(str(tmp_path / "nothing.json"))
+    with pytest.raises(InputError) as caught:
+        load(tmp_path / "nothing.json")
+    assert str(caught.value) == f"{tmp_path / 'nothing.json'}: no such file"
     with pytest.raises(InputError, match="the folder has no config"):
         load(str(tmp_path))
     os.mkfifo(tmp_path / "pipe.json")

@@ -1,6 +1,7 @@
 """Renderers and figures: what a person sees."""
 
 import io
+import os
 from xml.etree import ElementTree
 
 import matplotlib.image
@@ -82,6 +83,11 @@ def test_a_frame_has_the_rows_and_their_units():
     assert frame.attrs["units"]["bytes"] == "bytes"
     assert frame.attrs["symbols"]["h"] == 6144
     assert str(report) == report.render("text")
+    assert "34*b*h*s" in frame.to_json()
+
+
+def test_small_ratios_survive_in_latex():
+    assert "1.63e-05" in memcalc.recompute(load("llama-3-70b", tp=8, sp=True)).render("latex")
 
 
 class TestFigure:
@@ -144,6 +150,21 @@ class TestFiles:
         with pytest.raises(OutputError, match="cannot be written: full"):
             write(tmp_path / "out", b"new")
         assert not list(tmp_path.iterdir())
+
+    def test_a_file_that_may_not_be_written_is_not_replaced(self, tmp_path, monkeypatch):
+        target = tmp_path / "precious"
+        target.write_text("old")
+        monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anything
+        with pytest.raises(OutputError, match="Permission denied"):
+            write(target, b"new")
+        assert target.read_text() == "old"
+
+    def test_a_pipe_is_written_into(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+        write(tmp_path / "pipe", b"new")
+        assert os.read(reader, 10) == b"new"
+        os.close(reader)
 
     def test_a_folder_is_no_file(self, tmp_path):
         with pytest.raises(OutputError, match="Is a directory"):

@@ -89,7 +89,9 @@ def counted(entries: list[Entry], accounting: str) -> list[Entry]:
         return entries
     if accounting == "paper":
         return [entry for entry in entries if not entry.small]
-    raise UsageError(f"accounting {accounting!r} is unknown; {nearest(accounting, ACCOUNTINGS)}")
+    raise UsageError(
+        f"accounting {accounting!r} is unknown; {nearest(str(accounting), ACCOUNTINGS)}"
+    )
 
 
 def _outermost(op: Op, recomputed: frozenset[str]) -> Region | None:

@@ -1,28 +1,85 @@
-"""FLOPs of matrix products, a multiply-add being two, over all ranks and each product once."""
+"""FLOPs of matrix products, a multiply-add being two, over all ranks and each product once.
 
-from memcalc.graph.graph import Graph
+Conventions: no causal discount unless it is asked for; backward is two products for each of
+forward's; what a flash kernel's own backward computes again is not counted.
+"""
+
+from typing import NamedTuple
+
+from memcalc.blocks.head import head_graph
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.graph.graph import Graph, Op
 from memcalc.graph.mesh import Size
 
 BACKWARD_PER_FORWARD = 2  # a product's two gradients are two products of its size
 
 
-def forward(graph: Graph) -> Size:
-    """FLOPs of the forward pass.
+class Flops(NamedTuple):
+    """FLOPs of a part of training.
 
-    >>> from memcalc.blocks.layer import layer_graph
-    >>> from memcalc.config import load
+    Attributes:
+        forward: Of the forward pass.
+        recomputed: Of what backward runs again.
+    """
+
+    forward: Size
+    recomputed: Size
+
+    @property
+    def backward(self) -> Size:
+        """Of the backward pass, without what it runs again."""
+        return BACKWARD_PER_FORWARD * self.forward
+
+    @property
+    def model(self) -> Size:
+        """Of forward and backward: what the model asks for."""
+        return self.forward + self.backward
+
+    @property
+    def hardware(self) -> Size:
+        """Of all that runs."""
+        return self.model + self.recomputed
+
+
+def forward(graph: Graph, causal: bool = False) -> Size:
+    """FLOPs of the forward pass; ``causal`` halves the attention's own products.
+
     >>> s, b, h = 2048, 4, 6144
+    >>> from memcalc.config import load
     >>> forward(layer_graph(load("22b"))) == 24 * b * s * h**2 + 4 * b * s**2 * h
     True
     """
-    return sum(op.flops for op in graph.ops)
+    return sum(_flops(op, causal) for op in graph.ops)
 
 
-def backward(graph: Graph) -> Size:
-    """FLOPs of the backward pass, without recomputation."""
-    return BACKWARD_PER_FORWARD * forward(graph)
-
-
-def recomputed(graph: Graph, regions: frozenset[str]) -> Size:
+def recomputed(graph: Graph, regions: frozenset[str], causal: bool = False) -> Size:
     """FLOPs that recomputing the regions adds to the backward pass."""
-    return sum(op.flops for op in graph.ops if any(region.name in regions for region in op.regions))
+    return sum(
+        _flops(op, causal)
+        for op in graph.ops
+        if any(region.name in regions for region in op.regions)
+    )
+
+
+def layer(config: Config, causal: bool = False) -> Flops:
+    """FLOPs of one layer for one micro-batch."""
+    graph = layer_graph(config)
+    return Flops(forward(graph, causal), recomputed(graph, config.run.regions, causal))
+
+
+def iteration(config: Config, causal: bool = False) -> Flops:
+    """FLOPs of an iteration: all layers and the head, for all micro-batches of all ranks.
+
+    >>> from memcalc.config import load
+    >>> f"{iteration(load('530b')).model:.4e}"
+    '1.8522e+18'
+    """
+    times = config.microbatches * config.parallel.dp
+    one, layers = layer(config, causal), config.model.layers
+    passes = layers * one.forward + forward(head_graph(config), causal)
+    return Flops(times * passes, times * layers * one.recomputed)
+
+
+def _flops(op: Op, causal: bool) -> Size:
+    return op.flops // 2 if causal and op.causal else op.flops

@@ -8,6 +8,7 @@ from memcalc.analysis.layers import layer_bytes
 from memcalc.answers.notes import flash_note, notes, setting
 from memcalc.blocks.layer import KIND
 from memcalc.config import Config
+from memcalc.errors import ConfigError
 from memcalc.formulas import layer_formula
 from memcalc.report import Column, Report
 
@@ -25,7 +26,10 @@ class Technique(NamedTuple):
         tp = config.parallel.tp if self.tensor_parallel else 1
         parallel = replace(config.parallel, tp=tp, sp=self.sequence_parallel)
         run = replace(config.run, recompute=(self.policy,))
-        return replace(config, parallel=parallel, run=run)
+        try:
+            return replace(config, parallel=parallel, run=run)
+        except ConfigError as error:
+            raise ConfigError(f"the row {self.name}: {error}") from error
 
 
 TECHNIQUES = (

@@ -32,7 +32,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
     return Report(
         "ledger",
         f"What one layer of {setting(config)} keeps, {recomputation(config)}: "
-        f"{format_bytes(size)} in {len(entries)} tensors",
+        f"{format_bytes(size)} in {len(entries)} tensor{'s' if len(entries) > 1 else ''}",
         (
             Column("layer_kind", "text", detail=True),
             Column("tensor", "text"),
@@ -64,5 +64,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
 
 
 def _split(tensor: Tensor, config: Config) -> str:
-    """What splits a tensor; ``replicated`` where several ranks hold all of it."""
+    """What splits a tensor; ``replicated`` where several ranks hold the same, all or in part."""
+    if any(axis.shown.startswith("Max") for axis in tensor.axes):
+        return "tensor, replicated"
     return tensor.split or ("replicated" if config.parallel.tp > 1 else "none")

@@ -25,7 +25,9 @@ def setting(config: Config) -> str:
     run, parallel = config.run, config.parallel
     sizes = f"s {run.seq_length}, b {run.micro_batch_size}, t {parallel.tp}"
     sequence = ", sequence parallel" if parallel.sp else ""
-    return f"{config.model.name} ({sizes}{sequence}, {run.precision})"
+    name = config.model.name
+    short = name if len(name) <= 60 else f"{name[:57]}..."
+    return f"{short} ({sizes}{sequence}, {run.precision})"
 
 
 def recomputation(config: Config) -> str:

@@ -1,7 +1,8 @@
 """``recompute``: what each policy keeps of one layer, and what it costs."""
 
 from memcalc import symbols
-from memcalc.analysis import activations, flops
+from memcalc.analysis import activations
+from memcalc.analysis import flops as count
 from memcalc.answers.notes import flash_note, notes, setting
 from memcalc.blocks.layer import KIND, layer_graph
 from memcalc.config import Config
@@ -38,7 +39,7 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
     for policy, recomputed in policies.items():
         entries = activations.counted(activations.kept(graph, recomputed), accounting)
         size = activations.total(entries)
-        extra = flops.recomputed(graph, recomputed)
+        extra = count.recomputed(graph, recomputed)
         saved = whole - size
         rows.append((KIND, policy, size, saved, extra, saved / extra if extra else None))
     return Report(

@@ -27,7 +27,8 @@ def attention(g: Graph, x: Tensor, m: Spec) -> Tensor:
 
 def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), in one kernel."""
-    return ops.flash_attention(g, "flash_attention", q, k, v, m.kernels.rng_bytes)
+    causal = m.model.causal
+    return ops.flash_attention(g, "flash_attention", q, k, v, m.kernels.rng_bytes, causal)
 
 
 def unfused_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
@@ -37,9 +38,12 @@ def unfused_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
         k = ops.repeat_heads(g, "repeat_key", k, heads)
         v = ops.repeat_heads(g, "repeat_value", v, heads)
     wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else g.dtype_bytes
-    scores = ops.matmul(g, "scores", "scores", q, k, (b, heads, s, s), over=d)
-    scores = ops.mask(g, "mask", ops.scale(g, "scale", scores))
+    causal = m.model.causal
+    scores = ops.matmul(g, "scores", "scores", q, k, (b, heads, s, s), over=d, causal=causal)
+    scores = ops.scale(g, "scale", scores)
+    if causal:
+        scores = ops.mask(g, "mask", scores)
     probs = ops.softmax(g, "softmax", scores, wide)
     probs = ops.cast(g, "probabilities", probs, g.dtype_bytes)
     probs = ops.dropout(g, "softmax_dropout", probs, m.model.attention_dropout)
-    return ops.matmul(g, "context", "context", probs, v, q.axes, over=s)
+    return ops.matmul(g, "context", "context", probs, v, q.axes, over=s, causal=causal)

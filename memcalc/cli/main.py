@@ -15,10 +15,12 @@ COMMANDS = {
     "layer": ("memcalc.cli.layer:layer", "Activation memory of one layer, by technique."),
     "ledger": ("memcalc.cli.ledger:ledger", "The same, tensor by tensor."),
     "recompute": ("memcalc.cli.recompute:recompute", "What each recompute policy saves and costs."),
-    "flops": ("memcalc.cli.flops:flops", "FLOPs of one layer."),
+    "flops": ("memcalc.cli.flops:flops", "FLOPs of an iteration, MFU and HFU."),
+    "comm": ("memcalc.cli.comm:comm", "Collectives of a layer and of an iteration."),
     "formula": ("memcalc.cli.formula:formula", "The closed form, step by step."),
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
     "models": ("memcalc.cli.models:models", "The catalogue of models."),
+    "gpus": ("memcalc.cli.gpus:gpus", "The catalogue of GPUs."),
 }
 
 
@@ -80,7 +82,8 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         with cli.make_context("memcalc", list(sys.argv[1:] if args is None else args)) as context:
             cli.invoke(context)
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
         return 0
     except click.exceptions.Exit as done:  # --help and --version
         return done.exit_code

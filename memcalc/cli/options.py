@@ -1,5 +1,6 @@
 """Options that commands share, and what they all do: configure, and show."""
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from memcalc import files
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
 from memcalc.config.implementation import ATTENTIONS
+from memcalc.figures import SUFFIXES as FIGURES
 from memcalc.render import SUFFIXES
 from memcalc.report import Report
 
@@ -25,6 +27,13 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         "-b", "--micro-batch-size", type=click.IntRange(1, 2**24), help="Sequences a micro-batch."
     ),
     "tp": click.option("--tp", type=click.IntRange(1, 2**20), help="Tensor-parallel size."),
+    "global_batch_size": click.option(
+        "--global-batch-size", type=click.IntRange(1, 2**31), help="Sequences an iteration."
+    ),
+    "pp": click.option("--pp", type=click.IntRange(1, 2**20), help="Pipeline-parallel size."),
+    "vpp": click.option("--vpp", type=click.IntRange(1, 2**20), help="Virtual pipeline stages."),
+    "dp": click.option("--dp", type=click.IntRange(1, 2**20), help="Data-parallel size."),
+    "gpu": click.option("--gpu", help="The GPU, by its name in `memcalc gpus`."),
     "sp": click.option("--sp/--no-sp", default=None, help="Sequence parallelism beside --tp."),
     "recompute": click.option(
         "--recompute",
@@ -90,30 +99,42 @@ def configure(target: str, settings: Mapping[str, Any]) -> Config:
 
 def show(report: Report, format_: str | None, output: Path | None) -> None:
     """Print a report, or write it to a file in the format asked for, or by the file's suffix."""
-    by_suffix = SUFFIXES.get(output.suffix.lower()) if output else None
-    write(report.render(format_ or by_suffix or "text"), output)
+    suffix = output.suffix.lower() if output else ""
+    if suffix in FIGURES:
+        raise click.UsageError(f"a table is not written as {suffix}; see `memcalc plot`")
+    write(report.render(format_ or SUFFIXES.get(suffix, "text")), output)
 
 
 def write(text: str, output: Path | None) -> None:
-    """Print a text, or write it to a file, whole or not at all."""
-    if output is None:
-        click.echo(text, nl=False)
+    """Print a text, or write it to a file, whole or not at all; the file ``-`` is stdout."""
+    if output is None or str(output) == "-":
+        click.echo(_printable(text), nl=False)
     else:
         files.write(output, text.encode())
+
+
+def _printable(text: str) -> str:
+    """The text in what stdout's encoding can say: a line for a line, else an escape."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("─", "-").encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def refused(*names: str, because: str) -> Callable[[Command], Command]:
     """A decorator for options that other commands have and this one, for a reason, has not."""
 
     def refuse(ctx: click.Context, option: click.Parameter, value: Any) -> None:
-        if value:
+        if value is not None:
             raise click.UsageError(f"{option.opts[0]} has no place here: {because}", ctx)
 
     def add(command: Command) -> Command:
         for name in names:
             flag = name != "--recompute"
             command = click.option(
-                name, is_flag=flag, hidden=True, expose_value=False, callback=refuse
+                name, is_flag=flag, default=None, hidden=True, expose_value=False, callback=refuse
             )(command)
         return command
 

@@ -1,5 +1,6 @@
 """``memcalc plot``."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,5 +31,6 @@ def plot(kind: str, model: str, accounting: str, output: Path, **settings: Any) 
       memcalc plot techniques llama-3-70b --tp 8 -s 8192 -o llama.pdf
     """
     figures.check(output.suffix)
+    os.environ["MPLBACKEND"] = "agg"  # a file needs no window, whatever the user's sessions need
     figure = figures.plot(kind, configure(model, settings), accounting)
     files.write(output, figures.encode(figure, output.suffix))

@@ -26,7 +26,7 @@ def entries() -> Iterator[Source]:
     return (_entry(name) for name in names())
 
 
-def load(target: str, **settings: Any) -> Config:
+def load(target: str | os.PathLike[str], **settings: Any) -> Config:
     """A model with its parallelism and run, from a catalogue name or a path.
 
     Args:
@@ -34,7 +34,8 @@ def load(target: str, **settings: Any) -> Config:
             ``config.json``.
         settings: What replaces the file's word, or memcalc's assumption: ``seq_length``,
             ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
-            ``implementation``, ``attention``, ``dropout``, ``tp``, ``sp``, ``pp``, ``vpp``, ``dp``.
+            ``implementation``, ``attention``, ``dropout``, ``gpu``, ``tp``, ``sp``, ``pp``,
+            ``vpp``, ``dp``.
 
     Raises:
         ConfigError: The target is unknown, or a setting cannot be.
@@ -43,7 +44,9 @@ def load(target: str, **settings: Any) -> Config:
     >>> load("175b", sp=True).parallel
     Parallel(tp=8, sp=True, pp=8, vpp=3, dp=1)
     """
-    return configure(_source(target), settings)
+    if not isinstance(target, str | os.PathLike):
+        raise ConfigError(f"a model is a name or a path, not a {type(target).__name__}")
+    return configure(_source(os.fspath(target)), settings)
 
 
 def _source(target: str) -> Source:

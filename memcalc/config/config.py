@@ -52,6 +52,15 @@ class Config:
                 ("the query, key and value width", _qkv_width(model)),
             )
         fields.divides(tensor, ("ffn_size", model.ffn_size))
+        chunks = self.parallel.pp * self.parallel.vpp
+        if chunks > model.layers:
+            raise ConfigError(f"{chunks} pipeline chunks are more than layers {model.layers}")
+        if self.run.global_batch_size is not None:
+            at_once = self.run.micro_batch_size * self.parallel.dp
+            fields.divides(
+                ("micro-batch size x data parallel", at_once),
+                ("global batch size", self.run.global_batch_size),
+            )
         if self.parallel.sp:
             fields.divides(("sequence parallel", tp), ("sequence length", self.run.seq_length))
 
@@ -68,19 +77,10 @@ class Config:
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches that a pipeline runs in an iteration; unknown, as many as it has chunks.
-
-        Raises:
-            ConfigError: The batch does not divide over micro-batches and ranks.
-        """
+        """Micro-batches that a pipeline runs in an iteration; unknown, as many as it has chunks."""
         if self.run.global_batch_size is None:
             return self.parallel.pp * self.parallel.vpp
-        at_once = self.run.micro_batch_size * self.parallel.dp
-        fields.divides(
-            ("micro-batch size x data parallel", at_once),
-            ("global batch size", self.run.global_batch_size),
-        )
-        return self.run.global_batch_size // at_once
+        return self.run.global_batch_size // (self.run.micro_batch_size * self.parallel.dp)
 
     def with_parallel(self, **degrees: Any) -> "Config":
         """The same model and run with other degrees of parallelism."""
@@ -105,7 +105,7 @@ class Source:
 
 
 PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp")
-RUN_SETTINGS = ("seq_length", "micro_batch_size", "global_batch_size", "precision")
+RUN_SETTINGS = ("seq_length", "micro_batch_size", "global_batch_size", "precision", "gpu")
 OTHER_SETTINGS = ("recompute", "implementation", "attention", "dropout")
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -165,7 +165,12 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
     else:
         fields.word("implementation", name, IMPLEMENTATIONS)
         kernels = IMPLEMENTATIONS[name]
-    if "attention" in said:
+    if said.get("attention") not in (None, kernels.attention):
+        if kernels.name.startswith("transformers-"):
+            raise ConfigError(
+                f"implementation {kernels.name} has {kernels.attention} attention; "
+                "of transformers-eager and transformers-sdpa, choose the other"
+            )
         kernels = replace(kernels, attention=said["attention"])
     return kernels
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from memcalc.config import fields
+from memcalc.errors import ConfigError
 
 ATTENTIONS = ("flash", "unfused")
 
@@ -28,7 +29,7 @@ class Implementation:
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
 
     Raises:
-        ConfigError: ``attention`` is unknown.
+        ConfigError: ``attention`` is unknown, or ``rng_bytes`` is not a count.
 
     >>> IMPLEMENTATIONS["paper"].attention
     'unfused'
@@ -47,6 +48,8 @@ class Implementation:
 
     def __post_init__(self) -> None:
         fields.word("attention", self.attention, ATTENTIONS)
+        if type(self.rng_bytes) is not int or self.rng_bytes < 0:
+            raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")
 
 
 IMPLEMENTATIONS = {

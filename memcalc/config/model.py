@@ -36,6 +36,7 @@ class Model:
         qkv_bias: Whether the query, key and value projections have a bias.
         proj_bias: Whether the attention's output projection has a bias.
         mlp_bias: Whether the linears of the MLP have a bias.
+        causal: Whether a token attends only to those before it.
         softmax_fp32: Whether the attention asks for its softmax in fp32 (Llama's code does, GPT-2's
             does not). An implementation may have its own way.
         tied_embeddings: Whether the head's weight is the embedding's.
@@ -67,6 +68,7 @@ class Model:
     qkv_bias: bool = True
     proj_bias: bool = True
     mlp_bias: bool = True
+    causal: bool = True
     softmax_fp32: bool = False
     tied_embeddings: bool = True
     attention_dropout: float = 0.0
@@ -97,7 +99,14 @@ class Model:
         fields.word("norm", self.norm, NORMS)
         fields.word("activation", self.activation, ACTIVATIONS)
         fields.word("position", self.position, POSITIONS)
-        for name in ("qkv_bias", "proj_bias", "mlp_bias", "softmax_fp32", "tied_embeddings"):
+        for name in (
+            "qkv_bias",
+            "proj_bias",
+            "mlp_bias",
+            "causal",
+            "softmax_fp32",
+            "tied_embeddings",
+        ):
             fields.flag(name, getattr(self, name))
         for name in ("attention_dropout", "hidden_dropout", "embedding_dropout"):
             fields.probability(name, getattr(self, name))

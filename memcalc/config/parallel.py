@@ -30,6 +30,15 @@ class Parallel:
     vpp: int = 1
     dp: int = 1
 
+    @property
+    def ranks(self) -> int:
+        """GPUs in all.
+
+        >>> Parallel(tp=8, pp=35).ranks
+        280
+        """
+        return self.tp * self.pp * self.dp
+
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "vpp", "dp"):
             fields.whole(name, getattr(self, name), 2**20)

@@ -24,6 +24,11 @@ def regions(words: Iterable[str]) -> frozenset[str]:
     Raises:
         ConfigError: A word is neither a policy nor a region.
     """
+    words = tuple(words)
+    if "none" in words and len(words) > 1:
+        raise ConfigError(
+            f"recompute none contradicts {', '.join(set(words) - {'none'}) or 'none'}"
+        )
     found: set[str] = set()
     for word in words:
         if word in POLICIES:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from memcalc.config import fields
+from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.recompute import regions
 
@@ -21,6 +22,7 @@ class Run:
         recompute: Words that say what backward recomputes: a policy (``none``, ``selective``,
             ``full``) or names of regions (``attention``, ``mlp``, ...).
         implementation: The kernels.
+        gpu: The name of the GPU, or None if unknown.
 
     Raises:
         ConfigError: A value is out of its bounds.
@@ -35,6 +37,7 @@ class Run:
     precision: str = "bf16"
     recompute: tuple[str, ...] = ("none",)
     implementation: Implementation = IMPLEMENTATIONS["megatron"]
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
         fields.whole("seq_length", self.seq_length, 2**31)
@@ -42,7 +45,15 @@ class Run:
         if self.global_batch_size is not None:
             fields.whole("global_batch_size", self.global_batch_size, 2**31)
         fields.word("precision", self.precision, PRECISION_BYTES)
+        if isinstance(self.recompute, str):
+            object.__setattr__(self, "recompute", tuple(self.recompute.split(",")))
+        if not isinstance(self.implementation, Implementation):
+            fields.word("implementation", self.implementation, IMPLEMENTATIONS)
+            object.__setattr__(self, "implementation", IMPLEMENTATIONS[self.implementation])
         regions(self.recompute)
+        if self.gpu is not None:
+            fields.text("gpu", self.gpu)
+            gpu(self.gpu)
 
     @property
     def regions(self) -> frozenset[str]:

@@ -1,6 +1,8 @@
 """How every figure looks, and how it becomes a file."""
 
 import io
+import warnings
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -25,6 +27,8 @@ def encode(figure: Figure, suffix: str) -> bytes:
     """A figure as PNG, SVG or PDF: text stays text, and the same figure gives the same bytes."""
     metadata = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
     out = io.BytesIO()
-    with rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "memcalc"}):
+    plain: Any = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "memcalc"}
+    with rc_context(plain), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script of other fonts
         figure.savefig(out, format=suffix[1:], dpi=200, metadata=metadata)
     return out.getvalue()

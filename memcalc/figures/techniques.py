@@ -59,13 +59,14 @@ def draw(config: Config, accounting: str) -> Figure:
     axes.set_ylabel("GiB per layer and GPU")
     axes.set_ylim(0, 1.16 * max(tops))
     title = f"Activation memory of one layer of {setting(config.with_parallel(sp=False))}"
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.legend(frameon=False, fontsize=9, reverse=True)
     axes.set_xlabel(
         f"{config.run.implementation.name} implementation, {accounting} accounting; "
         "percent of tensor parallelism alone",
         fontsize=8,
         color="0.35",
+        parse_math=False,
     )
     return figure
 

@@ -114,6 +114,7 @@ class Op(NamedTuple):
             multiply-add is two.
         moves: The collectives it runs.
         weights: The parameters it owns.
+        causal: Whether a causal mask makes half of its products needless.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Op(NamedTuple):
     flops: Size = 0
     moves: Sequence[Move] = ()
     weights: Sequence[Weight] = ()
+    causal: bool = False
 
 
 class Graph:
@@ -172,7 +174,9 @@ class Graph:
         flops: Size = 0,
         moves: Sequence[Move] = (),
         weights: Sequence[Weight] = (),
+        causal: bool = False,
     ) -> None:
         """Add an operation in the current regions."""
-        op = Op(name, kind, inputs, outputs, self._regions, saves, flops, moves, weights)
-        self.ops.append(op)
+        self.ops.append(
+            Op(name, kind, inputs, outputs, self._regions, saves, flops, moves, weights, causal)
+        )

@@ -82,7 +82,14 @@ def linear(
 
 
 def matmul(
-    g: Graph, name: str, output: str, x: Tensor, y: Tensor, axes: tuple[Axis, ...], over: Axis
+    g: Graph,
+    name: str,
+    output: str,
+    x: Tensor,
+    y: Tensor,
+    axes: tuple[Axis, ...],
+    over: Axis,
+    causal: bool = False,
 ) -> Tensor:
     """A product of two activations, x and y, summed over the axis ``over``.
 
@@ -97,11 +104,14 @@ def matmul(
         (out,),
         saves=(Save(x, reason, KORTHIKANTI), Save(y, reason, KORTHIKANTI)),
         flops=2 * elements(axes) * over.size,
+        causal=causal,
     )
     return out
 
 
-def flash_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int) -> Tensor:
+def flash_attention(
+    g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int, causal: bool
+) -> Tensor:
     """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), with nothing of s x s kept.
 
     Saves q, k, v, the output and the fp32 log-sum-exp of each row, from which backward makes the
@@ -122,7 +132,7 @@ def flash_attention(g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, rng_by
         rng = Tensor("rng_state", (Axis.whole(str(rng_bytes), rng_bytes),), 1)
         saves.append(Save(rng, "seed and offset of the kernel's random numbers", FLASH, small=True))
     flops = 2 * (2 * elements((s, b, heads, d)) * s.size)
-    g.record(name, "flash_attention", (q, k, v), (out,), saves=saves, flops=flops)
+    g.record(name, "flash_attention", (q, k, v), (out,), saves=saves, flops=flops, causal=causal)
     return out
 
 

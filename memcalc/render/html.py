@@ -4,7 +4,7 @@ from html import escape
 from typing import Any
 
 from memcalc import units
-from memcalc.report import Column, Report
+from memcalc.report import Column, Report, scales
 
 
 def render(report: Report) -> str:
@@ -15,7 +15,8 @@ def render(report: Report) -> str:
     >>> "&lt;Two&gt;" in html and "<td" in html
     True
     """
-    columns = [_column(c, report.column(c.name)) for c in report.columns if not c.detail]
+    common = scales(report)
+    columns = [_column(c, report.column(c.name), common) for c in report.columns if not c.detail]
     head = "".join(_tag("th", escape(header), number) for header, number, _ in columns)
     rows = (
         "<tr>" + "".join(_tag("td", cells[i], number) for _, number, cells in columns) + "</tr>"
@@ -29,11 +30,14 @@ def render(report: Report) -> str:
     )
 
 
-def _column(column: Column, values: list[Any]) -> tuple[str, bool, list[str]]:
+def _column(
+    column: Column, values: list[Any], scales: dict[str, tuple[str, int]]
+) -> tuple[str, bool, list[str]]:
     """A column's header, whether it holds numbers, and its cells."""
     header = column.name.replace("_", " ")
-    if column.unit in units.SCALES:
-        name, scaled = units.column(column.unit, values)
+    if column.unit in scales:
+        name, scale = scales[column.unit]
+        scaled = units.column(values, scale)
         return f"{header} ({name})", True, ["-" if cell is None else cell for cell in scaled]
     cells = [_cell(value, column.unit) for value in values]
     return header, column.unit not in ("text", "formula"), cells

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memcalc import units
 from memcalc.report import Report
 
 _ESCAPES = {
@@ -31,7 +32,10 @@ def render(report: Report) -> str:
     """
     alignment = "".join("l" if c.unit in ("text", "formula") else "r" for c in report.columns)
     header = " & ".join(_escaped(column.name.replace("_", " ")) for column in report.columns)
-    body = [" & ".join(_cell(value) for value in row) + r" \\" for row in report.rows]
+    body = [
+        " & ".join(_cell(v, c.unit) for v, c in zip(row, report.columns, strict=True)) + r" \\"
+        for row in report.rows
+    ]
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
@@ -49,12 +53,12 @@ def render(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, unit: str) -> str:
     if value is None:
         return "--"
     if hasattr(value, "latex"):
         return f"${value.latex()}$"
-    return f"{value:.2f}" if isinstance(value, float) else _escaped(str(value))
+    return units.number(value, unit) if isinstance(value, float) else _escaped(str(value))
 
 
 def _escaped(text: str) -> str:

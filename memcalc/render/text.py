@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memcalc import units
-from memcalc.report import Column, Report
+from memcalc.report import Column, Report, scales
 
 HEADER = 14  # the width to which headers are folded, where there is room
 
@@ -39,7 +39,7 @@ def render(report: Report) -> str:
     console = Console(
         file=out,
         width=shutil.get_terminal_size().columns,
-        force_terminal=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+        force_terminal=bool(sys.stdout and sys.stdout.isatty()) and "NO_COLOR" not in os.environ,
         force_jupyter=False,
         highlight=False,
         emoji=False,
@@ -50,8 +50,11 @@ def render(report: Report) -> str:
     endless = console.options.update(max_width=10_000)
     for columns, header_width in product((known, brief), (HEADER, 0)):
         table = _table(report, columns, header_width)
-        if console.measure(table, options=endless).maximum <= console.width:
+        width = console.measure(table, options=endless)
+        if width.maximum <= console.width:
             break
+    # a terminal narrower than the numbers wraps lines; it never cuts digits
+    console.width = max(console.width, width.minimum)
     console.print(Text(report.title, style="bold"))
     console.print(table)
     for note in report.notes:
@@ -64,8 +67,9 @@ def _table(report: Report, columns: Iterable[Column], header_width: int) -> Tabl
     """A table of some columns, with headers folded to this width, or that of their cells."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1))
     cells = []
+    common = scales(report)
     for column in columns:
-        header, values = _column(column, report.column(column.name))
+        header, values = _column(column, report.column(column.name), common)
         width = max(header_width, *(len(text) for text in (*values, *header.split(" "))))
         table.add_column(
             "\n".join(textwrap.wrap(header, width)),
@@ -79,13 +83,15 @@ def _table(report: Report, columns: Iterable[Column], header_width: int) -> Tabl
     return table
 
 
-def _column(column: Column, values: list[Any]) -> tuple[str, list[str]]:
+def _column(
+    column: Column, values: list[Any], scales: dict[str, tuple[str, int]]
+) -> tuple[str, list[str]]:
     """A column's header, with its unit, and its cells."""
     header = column.name.replace("_", " ")
-    if column.unit in units.SCALES:
-        name, cells = units.column(column.unit, values)
+    if column.unit in scales:
+        name, scale = scales[column.unit]
         header = f"{header.removesuffix(column.unit).rstrip()} {name}".strip()
-        return header, ["-" if cell is None else cell for cell in cells]
+        return header, ["-" if cell is None else cell for cell in units.column(values, scale)]
     return header, [_cell(value, column.unit) for value in values]
 
 

@@ -38,7 +38,8 @@ def read(path: Path) -> Source:
     content = parse(_bytes(path), str(path))
     for keys, reader in READERS.values():
         if any(key in content for key in keys):
-            name = path.parent.resolve().name if path.name == "config.json" else path.stem
+            name = path.resolve().parent.name if path.name == "config.json" else path.stem
+            name = "".join(c if c.isprintable() else "?" for c in name) or path.stem
             try:
                 return reader(content, name)
             except (ConfigError, InputError) as error:
@@ -65,8 +66,10 @@ def parse(data: bytes, where: str) -> Mapping[str, Any]:
         raise InputError(f"{where}: not JSON: {error.msg} at {at}") from error
     except RecursionError as error:
         raise InputError(f"{where}: nested more than {MAX_DEPTH} levels deep") from error
-    except ValueError as error:  # a number of thousands of digits, or a key twice
+    except _TwiceError as error:
         raise InputError(f"{where}: {error}") from error
+    except ValueError as error:
+        raise InputError(f"{where}: a number has thousands of digits") from error
     if not isinstance(content, dict):
         raise InputError(f"{where}: a JSON object is needed, not a {type(content).__name__}")
     if _deeper(content, MAX_DEPTH):
@@ -75,14 +78,14 @@ def parse(data: bytes, where: str) -> Mapping[str, Any]:
 
 
 def _bytes(path: Path) -> bytes:
+    if not os.path.isfile(path):
+        problem = "not a regular file" if os.path.exists(path) else "no such file"
+        raise InputError(f"{path}: {problem}")
     try:
-        if not os.path.isfile(path):
-            problem = "not a regular file" if os.path.exists(path) else "no such file"
-            raise InputError(f"{path}: {problem}")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
     if len(data) > MAX_BYTES:
         raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
     if not data.strip():
@@ -90,11 +93,15 @@ def _bytes(path: Path) -> bytes:
     return data
 
 
+class _TwiceError(ValueError):
+    """A key of an object stands twice, with two values."""
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content and content[key] != value:
-            raise ValueError(f"the key {key[:40]!r} stands twice, with two values")
+            raise _TwiceError(f"the key {key[:40]!r} stands twice, with two values")
         content[key] = value
     return content
 

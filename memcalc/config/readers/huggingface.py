@@ -22,6 +22,9 @@ ALIASES = {
 # What changes memory or FLOPs where it is set, and is not modelled: key -> what to know.
 UNMODELLED = {
     "sliding_window": "FLOPs are counted over the whole sequence; kept bytes are the same",
+    "gradient_checkpointing": "choose recomputation with --recompute full",
+    "attn_implementation": "choose kernels with --implementation",
+    "_attn_implementation": "choose kernels with --implementation",
     "quantization_config": "activations are counted in the run's precision",
     "add_cross_attention": "the cross-attention's activations are missing",
     "reorder_and_upcast_attn": "unfused attention keeps a wider softmax than counted",
@@ -34,7 +37,7 @@ USED = """
 """.split()  # noqa: SIM905 - words read best as words
 HARMLESS = """
     auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
-    decoder_start_token_id do_sample dtype eos_token_id finetuning_task gradient_checkpointing
+    decoder_start_token_id do_sample dtype eos_token_id finetuning_task
     id2label initializer_range is_decoder is_encoder_decoder label2id layer_norm_eps
     layer_norm_epsilon layer_types max_length max_window_layers n_ctx name_or_path
     output_attentions output_hidden_states pad_token_id pretraining_tp return_dict rms_norm_eps
@@ -80,6 +83,12 @@ def read(content: Mapping[str, Any], name: str) -> Source:
             raise InputError(f"no {names[0]} (nor {', '.join(names[1:])}) in the config")
     if sizes["ffn_size"] is None:
         assumed.append("ffn_size 4 x hidden_size (the config gives none)")
+    if sizes["kv_heads"] is None and family in KV_HEADS:
+        sizes["kv_heads"] = KV_HEADS[family]
+        assumed.append(f"kv_heads {KV_HEADS[family]} (the family's default)")
+    if family == "gpt2":
+        unsaid = [key for key in PDROPS if content.get(key) is None]
+        assumed += [f"{key} 0.1 (the family's default)" for key in unsaid]
     facts = FAMILIES[family](content)
     model = Model(
         name=_name(content, name),
@@ -127,6 +136,10 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "mistral": _llama,
     "qwen2": _qwen2,
 }
+
+# What transformers takes where a config says nothing.
+KV_HEADS = {"mistral": 8}
+PDROPS = ("attn_pdrop", "resid_pdrop", "embd_pdrop")
 
 _ARCHITECTURES = {
     "GPT2LMHeadModel": "gpt2",

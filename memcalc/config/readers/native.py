@@ -28,7 +28,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     >>> read({"memcalc": 1, "model": model, "parallel": {"tp": 2}}, "toy").settings
     {'tp': 2}
     """
-    if content["memcalc"] != VERSION or content["memcalc"] is True:
+    if type(content["memcalc"]) is not int or content["memcalc"] != VERSION:
         raise InputError(f'"memcalc" must be {VERSION}, the version of the format')
     _known("the file", content, ("memcalc", "model", "parallel", "run"))
     model = _section(content, "model", _MODEL)

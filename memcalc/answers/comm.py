@@ -1,0 +1,57 @@
+"""``comm``: the collectives of a layer and of an iteration, and what a rank sends for them."""
+
+from memcalc import symbols
+from memcalc.analysis import communication
+from memcalc.answers.notes import notes, recomputation, setting
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.report import Column, Report
+
+
+def comm(config: Config) -> Report:
+    """Collectives by scope, kind and phase, with the bytes that one rank sends.
+
+    Args:
+        config: The model, its parallelism and its run.
+
+    >>> from memcalc.config import load
+    >>> rows = comm(load("175b", sp=True)).records()
+    >>> [(row["collective"], row["phase"], row["count"]) for row in rows if row["scope"] == "layer"]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [('all_gather', 'forward', 2), ('reduce_scatter', 'backward', 2), ('all_gather', 'backward', 2),
+     ('reduce_scatter', 'forward', 2), ('all_gather', 'backward', 2)]
+    """
+    layer = communication.of_graph(layer_graph(config), config.run.regions)
+    scopes = {"layer": layer, "iteration": communication.of_iteration(config)}
+    lines: tuple[str, ...] = (
+        "layer: one layer, one micro-batch; iteration: a rank of a middle pipeline stage, all its "
+        "layers and micro-batches",
+        "bytes are what a rank sends, by the ring algorithms: (n-1)/n of the tensor for a gather "
+        "or a scatter, twice that for an all-reduce",
+    )
+    if config.parallel.sp and config.parallel.tp > 1:
+        lines += (
+            "the gathers overlapped with the data gradient are those that sequence parallelism "
+            "adds: the paper's count leaves them out",
+        )
+    if config.model.kv_heads < config.parallel.tp:
+        lines += ("the gather of the packed q, k and v of fewer key-value heads is not counted",)
+    return Report(
+        "comm",
+        f"Communication of {setting(config)}, {recomputation(config)}",
+        (
+            Column("scope", "text"),
+            Column("collective", "text"),
+            Column("phase", "text"),
+            Column("count", "count"),
+            Column("bytes_per_rank", "bytes"),
+            Column("overlapped_with", "text"),
+        ),
+        tuple(
+            (scope, t.collective, t.phase, t.times, round(t.bytes), t.overlapped_with)
+            for scope, traffic in scopes.items()
+            for t in traffic
+        ),
+        symbols.values(config),
+        (*notes(config), *lines),
+    )

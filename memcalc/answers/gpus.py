@@ -1,0 +1,45 @@
+"""``gpus``: the catalogue of GPUs."""
+
+from memcalc.config import gpus as catalogue
+from memcalc.report import Column, Report
+
+
+def gpus() -> Report:
+    """The GPUs that memcalc knows, with their memory, peaks and bandwidths.
+
+    >>> dict(zip(gpus().column("name"), gpus().column("bf16_flops")))["a100-80gb"]
+    312000000000000
+    """
+    found = catalogue.gpus()
+    return Report(
+        "gpus",
+        f"{len(found)} GPUs",
+        (
+            Column("name", "text"),
+            Column("memory_bytes", "bytes"),
+            Column("bf16_flops", "flops"),
+            Column("fp16_flops", "flops"),
+            Column("fp8_flops", "flops"),
+            Column("memory_bandwidth_bytes", "bytes", detail=True),
+            Column("nvlink_bandwidth_bytes", "bytes", detail=True),
+            Column("source", "text", detail=True),
+        ),
+        tuple(
+            (
+                each.name,
+                each.memory_bytes,
+                each.peaks["bf16"],
+                each.peaks["fp16"],
+                each.fp8_flops,
+                each.memory_bandwidth,
+                each.nvlink_bandwidth,
+                each.source,
+            )
+            for each in found
+        ),
+        {},
+        (
+            "memory as the driver reports it; FLOPs of dense tensor-core products and bytes of "
+            "bandwidth are those of a second",
+        ),
+    )

@@ -1,0 +1,24 @@
+"""``memcalc comm``."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import memcalc
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
+
+
+@click.command()
+@model
+@options(*RUN, "global_batch_size", "pp", "vpp", "dp", *CHOICES, *KERNELS, *SHOW)
+def comm(model: str, format_: str | None, output: Path | None, **settings: Any) -> None:
+    """Collectives of a layer and of an iteration, with the bytes that one rank sends.
+
+    \b
+    Examples:
+      memcalc comm 175b
+      memcalc comm 175b --sp --format json
+      memcalc comm llama-3-70b --tp 8 --sp --pp 4 --dp 2 --global-batch-size 128
+    """
+    show(memcalc.comm(configure(model, settings)), format_, output)

@@ -1,0 +1,21 @@
+"""``memcalc gpus``."""
+
+from pathlib import Path
+
+import click
+
+import memcalc
+from memcalc.cli.options import SHOW, options, show
+
+
+@click.command()
+@options(*SHOW)
+def gpus(format_: str | None, output: Path | None) -> None:
+    """The GPUs that memcalc knows by name, with memory, peaks and bandwidths.
+
+    \b
+    Examples:
+      memcalc gpus
+      memcalc gpus --format json
+    """
+    show(memcalc.gpus(), format_, output)

@@ -1,0 +1,72 @@
+"""The catalogue of GPUs."""
+
+from functools import cache
+from typing import NamedTuple
+
+from memcalc import resources
+from memcalc.errors import ConfigError, nearest
+
+
+class Gpu(NamedTuple):
+    """A GPU, as its vendor states it; what it has not is None.
+
+    Attributes:
+        name: Its name.
+        memory_bytes: Its memory, as its driver reports it.
+        peaks: FLOP/s of dense tensor-core products, by the type of activations.
+        fp8_flops: The same for 8-bit numbers.
+        memory_bandwidth: Bytes a second from memory.
+        nvlink_bandwidth: Bytes a second between GPUs, both directions together.
+        source: Where that was seen.
+    """
+
+    name: str
+    memory_bytes: int
+    peaks: dict[str, int | None]
+    fp8_flops: int | None
+    memory_bandwidth: int | None
+    nvlink_bandwidth: int | None
+    source: str
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of a name, or of an alias.
+
+    Raises:
+        ConfigError: There is none.
+
+    >>> gpu("a100").name, gpu("a100").peaks["bf16"]
+    ('a100-80gb', 312000000000000)
+    """
+    known = _by_name()
+    if name.lower() not in known:
+        raise ConfigError(f"GPU {name[:40]!r} is unknown; {nearest(name, known)}")
+    return known[name.lower()]
+
+
+def gpus() -> list[Gpu]:
+    """All of them, in the order of their catalogue.
+
+    >>> gpus()[0].name
+    'v100-32gb'
+    """
+    return [found for name, found in _by_name().items() if name == found.name]
+
+
+@cache
+def _by_name() -> dict[str, Gpu]:
+    known = {}
+    for row in resources.rows("gpus.csv"):
+        numbers = {key: int(value) for key, value in row.items() if value.isdecimal()}
+        found = Gpu(
+            row["name"],
+            numbers["memory_bytes"],
+            {precision: numbers.get(f"{precision}_flops") for precision in ("bf16", "fp16")},
+            numbers.get("fp8_flops"),
+            numbers.get("memory_bandwidth"),
+            numbers.get("nvlink_bandwidth"),
+            row["source"],
+        )
+        for name in (row["name"], *row["aliases"].split()):
+            known[name] = found
+    return known

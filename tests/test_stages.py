@@ -1,0 +1,163 @@
+"""Pipeline schedules, walked, and what every stage holds."""
+
+from fractions import Fraction
+
+import pytest
+
+from memcalc import paper, symbols
+from memcalc.analysis.parameters import owned, parameters
+from memcalc.analysis.schedule import BACKWARD, FORWARD, holdings, interleaved, one_f_one_b, peak
+from memcalc.analysis.stages import stages
+from memcalc.analysis.states import RECIPES
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import load
+from memcalc.errors import ConfigError
+from memcalc.units import GIB
+
+PIPELINES = [(p, m, n) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3) for n in (1, 2, p, 3 * p)]
+
+
+def steps(stage, p, m, n):
+    return list(interleaved(stage, p, n, m) if m > 1 else one_f_one_b(stage, p, n))
+
+
+@pytest.mark.parametrize(("p", "m", "n"), PIPELINES)
+def test_every_micro_batch_goes_forward_and_then_backward_through_every_chunk(p, m, n):
+    for stage in range(p):
+        order = steps(stage, p, m, n)
+        seen = {
+            phase: [(i, c) for ph, i, c in order if ph == phase] for phase in (FORWARD, BACKWARD)
+        }
+        every = sorted((i, c) for i in range(n) for c in range(m))
+        assert sorted(seen[FORWARD]) == sorted(seen[BACKWARD]) == every
+        for held in holdings(order):
+            assert all(count >= 0 for count in held.values())
+        assert not any(list(holdings(order))[-1].values())
+
+
+@pytest.mark.parametrize(("p", "m", "n"), PIPELINES)
+def test_what_is_in_flight_is_the_closed_form(p, m, n):
+    """1F1B: p - S micro-batches. Interleaved (Megatron-LM): 2(p-S-1) + (m-1)p + 1 chunks."""
+    for stage in range(p):
+        held = sum(peak(steps(stage, p, m, n), lambda chunk: 1).values())
+        warmup = 2 * (p - stage - 1) + (m - 1) * p if m > 1 else p - stage - 1
+        assert held == min(warmup + 1, n * m)
+
+
+@pytest.mark.parametrize(("p", "m"), [(8, 3), (35, 3), (4, 2)])
+def test_the_first_interleaved_stage_holds_the_papers_factor(p, m):
+    """Section 4.2.3: L(1 + (p-1)/(pm)) layers, of L/(pm) a chunk."""
+    chunks = sum(peak(interleaved(0, p, 8 * p, m), lambda chunk: 1).values())
+    factor = paper.COUNTS["interleave"](paper.exact({"p": p, "m": m}))
+    assert Fraction(chunks, p * m) == factor
+
+
+@pytest.mark.parametrize(("p", "m"), [(8, 3), (35, 3), (4, 2)])
+def test_rank_0_holds_2p_micro_batches_of_its_first_chunk_at_some_time(p, m):
+    assert max(held.get(0, 0) for held in holdings(interleaved(0, p, 8 * p, m))) == 2 * p
+
+
+# Table 2 (page 9) times L, with the interleave factor of section 4.2.3, for table 3's models: GiB
+# of the first stage's layers for TP, TP+SP, TP+selective, TP+SP+selective and full.
+FIRST_STAGE_GIB = {
+    "22b": (59.25, 39.5625, 29.25, 9.5625, 4.5),
+    "175b": (552 * 124, 342 * 124, 312 * 124, 102 * 124, 48 * 124),  # MiB a layer, 124 layers
+    "530b": (840 * 139, 490 * 139, 520 * 139, 170 * 139, 80 * 139),
+    "1t": (131.25, 76.5625, 81.25, 26.5625, 12.5),
+}
+
+
+@pytest.mark.parametrize("model", FIRST_STAGE_GIB)
+def test_first_stage_totals(model):
+    scale = GIB if model in ("22b", "1t") else GIB // 1024
+    settings = (
+        {},
+        {"sp": True},
+        {"recompute": "selective"},
+        {"sp": True, "recompute": "selective"},
+        {"recompute": "full"},
+    )
+    for total, setting in zip(FIRST_STAGE_GIB[model], settings, strict=True):
+        assert stages(load(model, **setting))[0].layers == total * scale
+
+
+@pytest.mark.parametrize("model", ["22b", "175b", "530b", "1t"])
+def test_equation_5_without_interleaving(model):
+    config = load(model, sp=True, vpp=1)
+    letters = paper.exact(symbols.values(config))
+    assert stages(config)[0].layers == paper.EQUATIONS[5](letters)
+
+
+def test_the_ends_of_section_4_3():
+    """Embedding mask sbhp/t; final norm and projection 2sbh/t each; fp32 logits 4sbv/t."""
+    one = load("22b", sp=True)
+    letters = paper.exact(symbols.values(one))
+    (held,) = stages(one)
+    assert held.embedding == paper.COUNTS["embedding"](letters)
+    ends = sum(paper.COUNTS[name](letters) for name in ("final_norm", "projection", "logits"))
+    assert held.head == ends
+    plain = stages(load("175b", sp=True, vpp=1))
+    letters = paper.exact(symbols.values(load("175b", sp=True, vpp=1)))
+    assert plain[0].embedding == paper.COUNTS["embedding"](letters)
+    assert [held.head > 0 for held in plain] == [False] * 7 + [True]
+    assert [held.embedding > 0 for held in plain] == [True] + [False] * 7
+
+
+def test_freeing_outputs_saves_2sbh_a_micro_batch_in_flight():
+    """Appendix B: 2.73 GB (GiB) on the first rank of the 530B model, none on the last."""
+    config = load("530b", vpp=1, recompute="full")
+    kept, freed = (stages(config, frees_outputs=frees) for frees in (False, True))
+    saved = [a.total - b.total for a, b in zip(kept, freed, strict=True)]
+    assert saved[0] == paper.COUNTS["freed_outputs"](paper.exact(symbols.values(config)))
+    assert round(saved[0] / GIB, 2) == 2.73
+    sbh = 2048 * 20480
+    assert saved == [2 * sbh * (35 - stage) for stage in range(34)] + [0]
+
+
+def test_full_recomputation_keeps_2sbh_a_layer_or_its_shard():
+    for sp, name in ((False, "full"), (True, "full_sharded")):
+        config = load("1t", recompute="full", sp=sp)
+        letters = paper.exact(symbols.values(config))
+        assert stages(config)[0].layers == paper.COUNTS[name](letters)
+
+
+def test_layers_that_do_not_divide_over_the_stages_are_refused():
+    with pytest.raises(ConfigError, match="32 chunks do not divide layers 48"):
+        stages(load("22b", pp=32))
+
+
+class TestParameters:
+    @pytest.mark.parametrize("model", ["22b", "175b", "530b", "1t"])
+    def test_the_papers_layer_has_12h2_and_13h(self, model):
+        """Narayanan et al. 2021: 12Lh^2(1 + 13/(12h) + (v+s)/(12hL)); the last norm adds 2h."""
+        config = load(model)
+        x = symbols.values(config)
+        h, layers = x["h"], x["L"]
+        assert owned(layer_graph(config)) == 12 * h**2 + 13 * h
+        expected = layers * (12 * h**2 + 13 * h) + (x["v"] + x["s"]) * h + 2 * h
+        assert parameters(config) == expected
+
+    @pytest.mark.parametrize(
+        ("model", "published"),
+        [  # the totals that the models' files on the hub state
+            ("gpt2", 124439808),
+            ("llama-2-7b", 6738415616),
+            ("llama-2-13b", 13015864320),
+            ("llama-2-70b", 68976648192),
+            ("llama-3-8b", 8030261248),
+            ("llama-3-70b", 70553706496),
+            ("llama-3.1-405b", 405853388800),
+            ("mistral-7b", 7248023552),
+            ("qwen2.5-7b", 7615616512),
+            ("qwen2.5-72b", 72706203648),
+        ],
+    )
+    def test_published_totals(self, model, published):
+        assert parameters(load(model)) == published
+
+    def test_they_do_not_depend_on_the_ranks(self):
+        assert parameters(load("llama-3-70b", tp=8, sp=True)) == parameters(load("llama-3-70b"))
+
+    def test_the_papers_recipe_is_18_bytes(self):
+        """Section 6, figure 1: 16-bit weights, fp32 gradients, and Adam's three fp32 copies."""
+        assert RECIPES["paper"].total == 18
