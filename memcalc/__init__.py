@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memcalc.answers.ledger import ledger
     from memcalc.answers.models import models
     from memcalc.answers.recompute import recompute
+    from memcalc.checks.check import check
     from memcalc.config import (
         IMPLEMENTATIONS,
         Config,
@@ -55,6 +56,7 @@ _PUBLIC = {
     "Report": "memcalc.report:Report",
     "Run": "memcalc.config:Run",
     "UsageError": "memcalc.errors:UsageError",
+    "check": "memcalc.checks.check:check",
     "comm": "memcalc.answers.comm:comm",
     "flops": "memcalc.answers.flops:flops",
     "formula": "memcalc.answers.formula:formula",
@@ -84,6 +86,7 @@ __all__ = [
     "Report",
     "Run",
     "UsageError",
+    "check",
     "comm",
     "flops",
     "formula",

@@ -42,12 +42,28 @@ CORRECTED: dict[int, Printed] = {
     8: lambda x: 72 * x.B * x.L * x.s * x.h**2 * (1 + 2 * x.s / (9 * x.h) + x.v / (12 * x.h * x.L)),
 }
 
+# Section 4.1, pages 4 and 5: bytes of each item.
+ITEMS: dict[str, Printed] = {
+    "qkv_input": lambda x: 2 * x.s * x.b * x.h,
+    "query_and_key": lambda x: 4 * x.s * x.b * x.h,
+    "softmax_output": lambda x: 2 * x.a * x.s**2 * x.b,
+    "softmax_dropout_mask": lambda x: x.a * x.s**2 * x.b,
+    "softmax_dropout_output": lambda x: 2 * x.a * x.s**2 * x.b,
+    "value": lambda x: 2 * x.s * x.b * x.h,
+    "proj_input": lambda x: 2 * x.s * x.b * x.h,
+    "attention_dropout_mask": lambda x: x.s * x.b * x.h,
+    "mlp_input": lambda x: 2 * x.s * x.b * x.h,
+    "gelu_input": lambda x: 8 * x.s * x.b * x.h,
+    "gelu_output": lambda x: 8 * x.s * x.b * x.h,
+    "mlp_dropout_mask": lambda x: x.s * x.b * x.h,
+}
+
 # Other printed counts, by where they stand.
 COUNTS: dict[str, Printed] = {
     # section 4.1, pages 4 and 5
     "attention": lambda x: 11 * x.s * x.b * x.h + 5 * x.a * x.s**2 * x.b,
     "mlp": lambda x: 19 * x.s * x.b * x.h,
-    "norms": lambda x: 4 * x.s * x.b * x.h,
+    "norm": lambda x: 4 * x.s * x.b * x.h,
     # section 4.2.3, page 8
     "interleave": lambda x: 1 + (x.p - 1) / (x.p * x.m),
     # section 4.3, page 8
@@ -59,14 +75,14 @@ COUNTS: dict[str, Printed] = {
     "full": lambda x: 2 * x.s * x.b * x.h * x.L,
     "full_sharded": lambda x: 2 * x.s * x.b * x.h * x.L / x.t,
     # appendix A, page 15: forward FLOPs
-    "qkv": lambda x: 6 * x.B * x.s * x.h**2,
-    "scores": lambda x: 2 * x.B * x.s**2 * x.h,
-    "context": lambda x: 2 * x.B * x.s**2 * x.h,
-    "proj": lambda x: 2 * x.B * x.s * x.h**2,
+    "qkv_flops": lambda x: 6 * x.B * x.s * x.h**2,
+    "scores_flops": lambda x: 2 * x.B * x.s**2 * x.h,
+    "context_flops": lambda x: 2 * x.B * x.s**2 * x.h,
+    "proj_flops": lambda x: 2 * x.B * x.s * x.h**2,
     "mlp_flops": lambda x: 16 * x.B * x.s * x.h**2,
     "layer_flops": lambda x: 24 * x.B * x.s * x.h**2 + 4 * x.B * x.s**2 * x.h,
-    "output": lambda x: 2 * x.B * x.s * x.h * x.v,
-    # appendix B, pages 15 and 16: elements; 2 bytes each
+    "output_flops": lambda x: 2 * x.B * x.s * x.h * x.v,
+    # appendix B, pages 15 and 16: bytes, of 2-byte elements
     "freed_outputs": lambda x: 2 * x.s * x.b * x.h * x.p,
 }
 

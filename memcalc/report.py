@@ -46,6 +46,7 @@ class Report:
         rows: The table's rows, each a value a column; None is unknown.
         symbols: The letters of the formulas with their values here.
         notes: What was assumed, what is not modelled, and what to know when reading the table.
+        failures: Checks that did not hold, a line each.
 
     >>> report = Report("demo", "Two", (Column("n", "count"),), ((1,), (2,)))
     >>> report.records()
@@ -58,6 +59,7 @@ class Report:
     rows: tuple[tuple[Any, ...], ...]
     symbols: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows)

@@ -76,12 +76,14 @@ def peak(steps: Iterable[Step], weight: Callable[[int], int]) -> dict[int, int]:
     {0: 4}
     """
     weights: dict[int, int] = {}
-    most, at_most = -1, {}
-    for held in holdings(steps):
-        for chunk in held:
-            if chunk not in weights:
-                weights[chunk] = weight(chunk)
-        total = sum(count * weights[chunk] for chunk, count in held.items())
+    held: dict[int, int] = {}
+    total, most, at_most = 0, -1, {}
+    for phase, _, chunk in steps:
+        if chunk not in held:
+            held[chunk], weights[chunk] = 0, weight(chunk)
+        sign = 1 if phase == FORWARD else -1
+        held[chunk] += sign
+        total += sign * weights[chunk]
         if total > most:
             most, at_most = total, dict(held)
     return at_most

@@ -9,6 +9,7 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.config import Config
 from memcalc.errors import ConfigError
+from memcalc.graph.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,25 @@ class Held:
 
 
 def stages(config: Config, accounting: str = "paper", frees_outputs: bool = True) -> list[Held]:
-    """What a rank of each stage holds at its own peak.
+    """What a rank of each stage holds at its own peak; the arguments are those of ``stage``.
+
+    >>> from memcalc.config import load
+    >>> [held.microbatches[0] for held in stages(load("1t"))][:3]
+    [64, 63, 62]
+    """
+    return [
+        stage(config, number, accounting, frees_outputs) for number in range(config.parallel.pp)
+    ]
+
+
+def stage(
+    config: Config, number: int, accounting: str = "paper", frees_outputs: bool = True
+) -> Held:
+    """What a rank of one stage holds at its peak.
 
     Args:
         config: The model, its parallelism and its run.
+        number: The stage, counted from 0.
         accounting: ``paper`` or ``exact``.
         frees_outputs: Whether a stage frees its output once it is sent, which is the next stage's
             input (Korthikanti et al. 2022, appendix B).
@@ -50,51 +66,43 @@ def stages(config: Config, accounting: str = "paper", frees_outputs: bool = True
         ConfigError: The layers do not divide over the stages, or the vocabulary is unknown.
 
     >>> from memcalc.config import load
-    >>> first = stages(load("530b"))[0]
-    >>> first.layers / 2**20 / 840
+    >>> stage(load("530b"), 0).layers / 2**20 / 840
     139.0
     """
-    parallel, run = config.parallel, config.run
-    chunks = parallel.vpp
-    per_chunk, rest = divmod(config.model.layers, parallel.pp * chunks)
+    parallel = config.parallel
+    first, last = number == 0, number == parallel.pp - 1
+    per_chunk, rest = divmod(config.model.layers, parallel.pp * parallel.vpp)
     if rest:
         raise ConfigError(
-            f"{parallel.pp * chunks} chunks do not divide layers {config.model.layers}"
+            f"{parallel.pp * parallel.vpp} chunks do not divide layers {config.model.layers}"
         )
-    layer = layer_bytes(config, accounting)
-    embedding = _bytes(activations.kept(embedding_graph(config)), accounting)
-    head = _bytes(activations.kept(head_graph(config)), accounting)
+    layers = per_chunk * layer_bytes(config, accounting)
+    embedding = _bytes(embedding_graph(config), accounting) if first else 0
+    head = _bytes(head_graph(config), accounting) if last else 0
+    output = 0 if frees_outputs else _output_bytes(config)
+    final = parallel.vpp - 1
+
+    # the first chunk of the first stage has the embedding; the last of the last has the head, and
+    # sends no output
+    def ends(chunk: int) -> tuple[int, int, int]:
+        of_head = head if chunk == final else 0
+        sends = not (last and chunk == final)
+        return (embedding if chunk == 0 else 0), of_head, (output if sends else 0)
+
+    steps = order(number, parallel.pp, config.microbatches, parallel.vpp)
+    held = peak(steps, lambda chunk: layers + sum(ends(chunk)))
+    parts = [sum(n * ends(chunk)[part] for chunk, n in held.items()) for part in range(3)]
+    return Held(number, held, layers * sum(held.values()), *parts)
+
+
+def _output_bytes(config: Config) -> int:
+    """A stage's output, as a rank holds it."""
+    run, parallel = config.run, config.parallel
     hidden = run.activation_bytes * run.seq_length * run.micro_batch_size * config.model.hidden_size
-    output = 0 if frees_outputs else hidden // (parallel.tp if parallel.sp else 1)
-    last = parallel.pp - 1
-
-    def hold(stage: int) -> Held:
-        # the first chunk of the first stage has the embedding, the last of the last the head
-        of_embedding = {0: embedding} if stage == 0 else {}
-        of_head = {chunks - 1: head} if stage == last else {}
-        of_output = {c: output for c in range(chunks) if (stage, c) != (last, chunks - 1)}
-
-        def weight(chunk: int) -> int:
-            ends = of_embedding.get(chunk, 0) + of_head.get(chunk, 0)
-            return per_chunk * layer + ends + of_output.get(chunk, 0)
-
-        held = peak(order(stage, parallel.pp, config.microbatches, chunks), weight)
-
-        def times(bytes_: dict[int, int]) -> int:
-            return sum(count * bytes_.get(chunk, 0) for chunk, count in held.items())
-
-        return Held(
-            stage,
-            held,
-            per_chunk * layer * sum(held.values()),
-            times(of_embedding),
-            times(of_head),
-            times(of_output),
-        )
-
-    return [hold(stage) for stage in range(parallel.pp)]
+    return hidden // (parallel.tp if parallel.sp else 1)
 
 
-def _bytes(entries: list[activations.Entry], accounting: str) -> int:
-    size: int = activations.total(activations.counted(entries, accounting))
+def _bytes(graph: Graph, accounting: str) -> int:
+    kept = activations.kept(graph)
+    size: int = activations.total(activations.counted(kept, accounting))
     return size

@@ -98,11 +98,18 @@ def configure(target: str, settings: Mapping[str, Any]) -> Config:
 
 
 def show(report: Report, format_: str | None, output: Path | None) -> None:
-    """Print a report, or write it to a file in the format asked for, or by the file's suffix."""
+    """Print a report, or write it to a file in the format asked for, or by the file's suffix.
+
+    Where the report has failures, they go to stderr and the exit status is 1.
+    """
     suffix = output.suffix.lower() if output else ""
     if suffix in FIGURES:
         raise click.UsageError(f"a table is not written as {suffix}; see `memcalc plot`")
     write(report.render(format_ or SUFFIXES.get(suffix, "text")), output)
+    for failure in report.failures:
+        click.echo(f"memcalc: failed: {failure}", err=True)
+    if report.failures:
+        raise click.exceptions.Exit(1)
 
 
 def write(text: str, output: Path | None) -> None:

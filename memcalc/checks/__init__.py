@@ -1,0 +1,1 @@
+"""Checks: what others printed or measured, held against the engine."""

@@ -1,0 +1,81 @@
+"""``check``: every printed number and formula of the paper, held against the engine."""
+
+from collections import Counter
+from fractions import Fraction
+
+from memcalc.checks.claims import VERDICTS, Claim, Ours, claims, verdict
+from memcalc.checks.paper import ours
+from memcalc.report import Column, Report
+
+
+def check() -> Report:
+    """A row a claim: what is printed, what the engine says, and the verdict on both.
+
+    The verdict is computed from printed value, tolerance and ours. Where it is not the one that the
+    claim's row expects, the report has a failure.
+
+    >>> report = check()
+    >>> report.failures
+    ()
+    """
+    judged = [
+        (claim, found, verdict(claim, found)) for claim in claims() for found in [ours(claim)]
+    ]
+    counts = Counter(found for _, _, found in judged)
+    return Report(
+        "check",
+        f"{len(judged)} claims of Korthikanti et al. 2022 (arXiv 2205.05198) against the engine",
+        (
+            Column("id", "text"),
+            Column("source", "text", detail=True),
+            Column("page", "count", detail=True),
+            Column("printed", "text"),
+            Column("unit", "text"),
+            Column("ours", "text"),
+            Column("difference", "ratio", detail=True),
+            Column("tolerance", "ratio", detail=True),
+            Column("verdict", "text"),
+            Column("explanation", "text", detail=True),
+        ),
+        tuple(_row(claim, found, said) for claim, found, said in judged),
+        {},
+        (*(f"{name}: {what}" for name, what in VERDICTS.items()), _summary(judged, counts)),
+        tuple(
+            f"{claim.id} is {said}, where {claim.verdict} is expected"
+            for claim, _, said in judged
+            if said != claim.verdict
+        ),
+    )
+
+
+def _row(claim: Claim, found: Ours, said: str) -> tuple[object, ...]:
+    comparable = claim.number is not None and found is not None and not isinstance(found, str)
+    return (
+        claim.id,
+        claim.source,
+        claim.page,
+        claim.printed if claim.relation == "=" else f"{claim.relation} {claim.printed}",
+        claim.unit,
+        _plain(found),
+        _plain(found - claim.number) if comparable else None,  # type: ignore[operator]
+        _plain(claim.tolerance),
+        said,
+        claim.explanation,
+    )
+
+
+def _plain(value: Ours) -> int | float | str | None:
+    """A number as JSON has it: whole, or a float."""
+    if isinstance(value, Fraction):
+        return value.numerator if value.denominator == 1 else float(value)
+    return value
+
+
+def _summary(judged: list[tuple[Claim, Ours, str]], counts: Counter[str]) -> str:
+    agree = sum(counts[name] for name in ("agrees", "agrees_rounding", "agrees_reading"))
+    slips = sum(said == "paper_slip" and c.obtained != "summary" for c, _, said in judged)
+    others = counts["paper_slip"] - slips
+    return (
+        f"{agree} of {len(judged)} claims agree; {slips} are the paper's own slips, {others} of a "
+        f"summary of it; {counts['measured']} are measured, {counts['not_derivable']} not derivable"
+    )
