@@ -24,13 +24,13 @@ def check() -> Report:
     counts = Counter(found for _, _, found in judged)
     return Report(
         "check",
-        f"{len(judged)} claims of Korthikanti et al. 2022 (arXiv 2205.05198) against the engine",
+        f"{len(judged)} claims, of Korthikanti et al. 2022 and Li et al. 2021, against the engine",
         (
             Column("id", "text"),
             Column("source", "text", detail=True),
             Column("page", "count", detail=True),
             Column("printed", "text"),
-            Column("unit", "text"),
+            Column("unit", "text", detail=True),
             Column("ours", "text"),
             Column("difference", "ratio", detail=True),
             Column("tolerance", "ratio", detail=True),

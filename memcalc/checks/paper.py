@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import sympy
 
-from memcalc import paper, symbols
+from memcalc import li2021, paper, symbols
 from memcalc.analysis import activations, communication, flops
 from memcalc.analysis.layers import layer_bytes, layer_entries
 from memcalc.analysis.parameters import parameters
@@ -392,6 +392,13 @@ def table4(model: str, name: str) -> Fraction:
     return 100 * (time(experiment, "backward") / time("baseline", "backward") - 1)
 
 
+def li2021_(name: str) -> Pairs:
+    """A row of Li et al. 2021's tables 1 and 2, or the break-even that follows from it."""
+    kind, what = name.split("/")
+    block = {"MLP": li2021.MLP, "attention": li2021.ATTENTION}[kind]
+    return Pairs([(getattr(block, what), li2021.PRINTED[kind][what])])
+
+
 QUANTITIES: dict[str, Callable[..., Any]] = {
     "comm": comm,
     "core_percent": core_percent,
@@ -413,6 +420,7 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "hfu_printed": hfu_printed,
     "interleave": interleave,
     "item": item,
+    "li2021": li2021_,
     "mfu": mfu,
     "mfu_2240": mfu_2240,
     "outstanding": outstanding,

@@ -6,19 +6,29 @@ from typing import Any
 import click
 
 import memcalc
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show, write
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, options, show, write
+from memcalc.lazy import resolve
+
+PAPERS = ("li2021",)
 
 
 @click.command()
-@model
+@click.argument("model", required=False)
 @options(*RUN, *CHOICES, *KERNELS, "accounting", *SHOW)
 @click.option("--latex", is_flag=True, help="Only the whole layer's formula, in LaTeX.")
+@click.option(
+    "--paper",
+    type=click.Choice(PAPERS),
+    help="Another paper's formulas instead of a model's: Li et al. 2021, the other sequence "
+    "parallelism.",
+)
 def formula(
-    model: str,
+    model: str | None,
     accounting: str,
     format_: str | None,
     output: Path | None,
     latex: bool,
+    paper: str | None,
     **settings: Any,
 ) -> None:
     """The closed form of one layer's activation memory, tensor by tensor and as a whole.
@@ -28,10 +38,16 @@ def formula(
       memcalc formula 175b
       memcalc formula 175b --sp --recompute selective --latex
       memcalc formula llama-3-70b --tp 8 --accounting exact
+      memcalc formula --paper li2021
     """
+    if (model is None) == (paper is None):
+        raise click.UsageError("formula needs a MODEL, or --paper instead of one")
     if latex and format_:
         raise click.UsageError("--latex and --format are two answers to one question")
-    report = memcalc.formula(configure(model, settings), accounting)
+    if model is None:
+        report = resolve("memcalc.answers.li2021:li2021")()
+    else:
+        report = memcalc.formula(configure(model, settings), accounting)
     if latex:
         write(f"{report.column('formula')[-1].latex()}\n", output)
     else:

@@ -7,14 +7,13 @@ from typing import Any
 import click
 
 from memcalc import figures, files
-from memcalc.cli.options import KERNELS, RUN, configure, model, options, refused
+from memcalc.cli.options import CHOICES, KERNELS, RUN, configure, options
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(list(figures.KINDS)))
-@model
-@options(*RUN, *KERNELS, "accounting")
-@refused("--sp", "--no-sp", "--recompute", because="the techniques are this figure's bars")
+@click.argument("kind", type=click.Choice(list(figures.KINDS | figures.PAPER)))
+@click.argument("model", required=False)
+@options(*RUN, "global_batch_size", "pp", "vpp", *CHOICES, *KERNELS, "accounting")
 @click.option(
     "-o",
     "--output",
@@ -22,15 +21,30 @@ from memcalc.cli.options import KERNELS, RUN, configure, model, options, refused
     required=True,
     help="The figure's file: .png, .svg or .pdf.",
 )
-def plot(kind: str, model: str, accounting: str, output: Path, **settings: Any) -> None:
-    """A figure. KIND is techniques: one layer's memory, stacked by its parts.
+def plot(kind: str, model: str | None, accounting: str, output: Path, **settings: Any) -> None:
+    """A figure.
+
+    \b
+    KIND is one of
+      techniques  one layer's memory under each technique, by its parts
+      stages      the activations of every pipeline stage at its peak
+      paper-1     figures of Korthikanti et al. 2022, ours beside theirs
+      paper-7     (these have models of their own)
+      paper-8
 
     \b
     Examples:
       memcalc plot techniques 175b -o 175b.png
       memcalc plot techniques llama-3-70b --tp 8 -s 8192 -o llama.pdf
+      memcalc plot stages 530b --vpp 1 --recompute full -o stages.svg
+      memcalc plot paper-7 -o figure7.png
     """
     figures.check(output.suffix)
+    if kind == "techniques":
+        for name in CHOICES:
+            if settings[name] is not None:
+                raise click.UsageError(f"--{name} has no place here: it is among the figure's bars")
     os.environ["MPLBACKEND"] = "agg"  # a file needs no window, whatever the user's sessions need
-    figure = figures.plot(kind, configure(model, settings), accounting)
+    config = None if model is None else configure(model, settings)
+    figure = figures.plot(kind, config, accounting)
     files.write(output, figures.encode(figure, output.suffix))

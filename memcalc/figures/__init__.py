@@ -1,4 +1,4 @@
-"""Figures: a file a kind, each drawn from a Config with matplotlib's object interface."""
+"""Figures: a file a kind, drawn with matplotlib's object interface."""
 
 from typing import TYPE_CHECKING
 
@@ -9,30 +9,46 @@ from memcalc.lazy import resolve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Kind -> the function that draws it.
-KINDS = {"techniques": "memcalc.figures.techniques:draw"}
+# Kind -> the function that draws it, from a Config and an accounting.
+KINDS = {
+    "techniques": "memcalc.figures.techniques:draw",
+    "stages": "memcalc.figures.stages:draw",
+}
+
+# The same, of figures of the paper, which have models of their own.
+PAPER = {
+    "paper-1": "memcalc.figures.paper:figure1",
+    "paper-7": "memcalc.figures.paper:figure7",
+    "paper-8": "memcalc.figures.paper:figure8",
+}
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def plot(kind: str, config: Config, accounting: str = "paper") -> "Figure":
+def plot(kind: str, config: Config | None = None, accounting: str = "paper") -> "Figure":
     """A figure of one kind.
 
     Args:
-        kind: ``techniques``: the memory of one layer under each technique, by its parts.
-        config: The model and its run.
+        kind: ``techniques``: the memory of one layer under each technique, by its parts;
+            ``stages``: the activations of every pipeline stage at its peak; ``paper-1``,
+            ``paper-7``, ``paper-8``: figures of Korthikanti et al. 2022, ours beside theirs.
+        config: The model and its run; none for the paper's figures.
         accounting: ``paper`` or ``exact``.
 
     Raises:
-        UsageError: There is no such kind of figure.
+        UsageError: There is no such kind of figure, or it needs a model, or has its own.
 
     >>> from memcalc.config import load
     >>> figure = plot("techniques", load("22b"))
     >>> figure.axes[0].get_ylabel()
     'GiB per layer and GPU'
     """
-    if kind not in KINDS:
-        raise UsageError(f"figure {kind!r} is unknown; {nearest(kind, KINDS)}")
-    figure: Figure = resolve(KINDS[kind])(config, accounting)
+    if kind not in KINDS | PAPER:
+        raise UsageError(f"figure {kind!r} is unknown; {nearest(kind, KINDS | PAPER)}")
+    if (config is None) != (kind in PAPER):
+        problem = "needs a model" if config is None else "has models of its own"
+        raise UsageError(f"the figure {kind} {problem}")
+    arguments = () if config is None else (config, accounting)
+    figure: Figure = resolve((KINDS | PAPER)[kind])(*arguments)
     return figure
 
 

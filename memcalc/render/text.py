@@ -53,8 +53,10 @@ def render(report: Report) -> str:
         width = console.measure(table, options=endless)
         if width.maximum <= console.width:
             break
-    # a terminal narrower than the numbers wraps lines; it never cuts digits
-    console.width = max(console.width, width.minimum)
+    if width.minimum > console.width:
+        # fold words, never digits: a terminal narrower than that wraps whole lines
+        table = _table(report, brief, 0, fold=True)
+        console.width = max(console.width, sum(_narrowest(report, column) for column in brief))
     console.print(Text(report.title, style="bold"))
     console.print(table)
     for note in report.notes:
@@ -63,24 +65,38 @@ def render(report: Report) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _table(report: Report, columns: Iterable[Column], header_width: int) -> Table:
-    """A table of some columns, with headers folded to this width, or that of their cells."""
+def _table(
+    report: Report, columns: Iterable[Column], header_width: int, fold: bool = False
+) -> Table:
+    """A table of some columns, with headers folded to this width, or that of their cells.
+
+    Text is folded at its spaces, or with ``fold`` anywhere.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1))
     cells = []
     common = scales(report)
     for column in columns:
         header, values = _column(column, report.column(column.name), common)
         width = max(header_width, *(len(text) for text in (*values, *header.split(" "))))
+        number = column.unit not in ("text", "formula")
         table.add_column(
             "\n".join(textwrap.wrap(header, width)),
-            justify="left" if column.unit in ("text", "formula") else "right",
-            no_wrap=not any(" " in value for value in values),
+            justify="right" if number else "left",
+            no_wrap=number or not (fold or any(" " in value for value in values)),
             overflow="fold",
         )
         cells.append(values)
     for row in zip(*cells, strict=True):
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def _narrowest(report: Report, column: Column) -> int:
+    """How narrow a column may become: as wide as its numbers, and text a few letters."""
+    if column.unit in ("text", "formula"):
+        return 8
+    header, values = _column(column, report.column(column.name), scales(report))
+    return 2 + max(len(text) for text in (*values, *header.split(" ")))
 
 
 def _column(

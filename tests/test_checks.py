@@ -1,0 +1,182 @@
+"""``check``: claims, verdicts, and that a wrong one is noticed."""
+
+from fractions import Fraction
+
+import pytest
+
+import memcalc as library
+from memcalc import resources
+from memcalc.checks import check as module
+from memcalc.checks import paper
+from memcalc.checks.claims import VERDICTS, Claim, claims, verdict
+from memcalc.config import load
+
+ALL = list(claims())
+
+
+def claim(**changes):
+    fields = {
+        "id": "section5/x",
+        "model": "",
+        "quantity": "x",
+        "relation": "=",
+        "printed": "41.5",
+        "unit": "percent",
+        "tolerance": Fraction("0.05"),
+        "page": 9,
+        "obtained": "printed",
+        "verdict": "agrees",
+        "explanation": "",
+    }
+    return Claim(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ours", "expected"),
+    [
+        ({}, Fraction("41.5"), "agrees"),
+        ({}, Fraction("41.54"), "agrees_rounding"),
+        ({"obtained": "figure"}, Fraction("41.54"), "agrees_reading"),
+        ({}, Fraction("41.56"), "paper_slip"),
+        ({"tolerance": None}, Fraction("41.54"), "paper_slip"),
+        ({"obtained": "timing"}, Fraction("99"), "measured"),
+        ({"obtained": "timing"}, None, "measured"),
+        ({}, None, "not_derivable"),
+        ({"relation": "<"}, Fraction("41.49"), "agrees"),
+        ({"relation": "<"}, Fraction("41.5"), "paper_slip"),
+        ({"relation": ">"}, Fraction("41.51"), "agrees"),
+        ({"relation": ">"}, Fraction("41.5"), "paper_slip"),
+        ({"unit": "formula", "printed": "s"}, "s", "agrees"),
+        ({"unit": "formula", "printed": "s"}, "2*s", "paper_slip"),
+        ({"unit": "text", "printed": "data gradient"}, "data gradient", "agrees"),
+    ],
+)
+def test_the_verdict_follows_from_printed_value_tolerance_and_ours(changes, ours, expected):
+    assert verdict(claim(**changes), ours) == expected
+
+
+def test_there_are_at_least_120_claims_and_their_ids_are_their_own():
+    assert len(ALL) >= 120
+    assert len({each.id for each in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("each", ALL, ids=lambda each: each.id)
+def test_every_claim_is_well_formed(each):
+    assert each.verdict in VERDICTS
+    assert each.relation in ("=", "<", ">")
+    assert each.obtained in ("printed", "timing", "figure", "summary")
+    assert each.page > 0
+    assert each.source
+    if each.quantity:
+        assert each.quantity.split("/")[0] in paper.QUANTITIES
+    if each.verdict in ("paper_slip", "not_derivable"):
+        assert each.explanation
+    if each.verdict.startswith("agrees_"):
+        assert each.tolerance is not None
+
+
+def test_every_quantity_is_of_some_claim():
+    assert {each.quantity.split("/")[0] for each in ALL if each.quantity} == {*paper.QUANTITIES}
+
+
+def test_every_verdict_is_the_expected_one():
+    report = library.check()
+    assert report.failures == ()
+    assert len(report.rows) == len(ALL)
+    assert "claims agree" in report.notes[-1]
+    assert "the paper's own slips" in report.notes[-1]
+
+
+def test_a_wrong_verdict_is_a_failure_and_status_1(memcalc, monkeypatch):
+    wrong = claim(id="section5/wrong", quantity="", verdict="agrees")
+    monkeypatch.setattr(module, "claims", lambda: iter([wrong]))
+    outcome = memcalc("check --format csv")
+    assert outcome.status == 1
+    assert outcome.out.count("\n") == 2
+    assert outcome.err == (
+        "memcalc: failed: section5/wrong is not_derivable, where agrees is expected\n"
+    )
+
+
+def test_a_wrong_engine_is_noticed(monkeypatch):
+    """Were a layer to keep a tensor more, table 2's rows would differ."""
+    monkeypatch.setattr(paper.activations, "total", lambda entries: 2 * entries[0].tensor.bytes)
+    report = library.check()
+    assert any(line.startswith("table2/none is paper_slip") for line in report.failures)
+
+
+# What the paper prints in section 5 (page 9) and A's errata compute, by hand.
+@pytest.mark.parametrize(
+    ("quantity", "model", "expected"),
+    [
+        ("core_ratio", "175b", 80),
+        ("core_ratio", "530b", 64),
+        ("core_percent", "175b", Fraction(8000, 114)),
+        ("core_percent", "530b", Fraction(6400, 98)),
+    ],
+)
+def test_section_5(quantity, model, expected):
+    assert paper.QUANTITIES[quantity](model) == expected
+
+
+@pytest.mark.parametrize(("model", "percent"), [("175b", 0.90), ("530b", 0.545)])
+def test_the_corrected_overhead(model, percent):
+    """(4BLs^2h) over equation 7."""
+    assert float(paper.overhead(model)) == pytest.approx(percent, abs=0.005)
+    x = {"175b": (12288, 96), "530b": (20480, 105)}[model]
+    h, layers = x
+    s, v = 2048, 51200
+    seven = 72 * layers * s * h**2 * (1 + Fraction(s, 6 * h) + Fraction(v, 12 * h * layers))
+    assert paper.overhead(model) == 100 * 4 * layers * s**2 * h / seven
+
+
+def test_the_abstracts_ratio_is_1_287():
+    assert round(float(paper.faster("530b")), 1) == 28.7
+
+
+def test_the_first_stages_extras_are_not_negligible():
+    """22B: masks and norms and logits 0.2246 GiB over 39.5625 GiB."""
+    assert float(paper.ends_percent("22b")) == pytest.approx(100 * 0.2246 / 39.5625, abs=1e-3)
+
+
+def test_every_table_says_where_it_is_from():
+    for name in resources.names("paper", ".csv"):
+        first = resources.read(f"paper/{name}.csv").decode().splitlines()[0]
+        assert first.startswith(("# Korthikanti", "# Li et al."))
+
+
+def test_the_paper_figures_points_lie_on_our_bars():
+    for kind, tolerance in (("paper-1", 0.4), ("paper-7", 0.6)):
+        (axes,) = library.plot(kind).axes
+        tops = [(b.get_x() + b.get_width() / 2, b.get_y() + b.get_height()) for b in axes.patches]
+        points = [line for line in axes.lines if line.get_marker() == "o"]
+        assert len(points) == 1
+        for x, y in zip(*points[0].get_data(), strict=True):
+            near = min(abs(y - top) for at, top in tops if abs(at - x) < 1e-6)
+            assert near <= tolerance
+
+
+def test_stages_are_drawn_as_they_hold():
+    from memcalc.analysis.stages import stages
+    from memcalc.units import GIB
+
+    config = load("530b", vpp=1, recompute="full")
+    (axes,) = library.plot("stages", config).axes
+    drawn = axes.lines[0].get_ydata()
+    kept = stages(config, frees_outputs=False)
+    assert list(drawn) == [held.total / GIB for held in kept]
+    assert len({p.get_facecolor() for p in axes.patches}) == 3
+
+
+class TestLi2021:
+    def test_the_break_evens_are_derived(self, memcalc):
+        rows = memcalc("formula --paper li2021 --format json").document["rows"]
+        formulas = {row["step"]: row["formula"] for row in rows}
+        assert formulas["MLP, sequence parallelism needs less where B*L >"] == "32*H"
+        assert formulas["attention, sequence parallelism needs less where B*L >"] == "16*A*Z"
+
+    def test_a_model_or_a_paper(self, memcalc):
+        for line in ("formula", "formula 22b --paper li2021"):
+            outcome = memcalc(line)
+            assert outcome.status == 2
+            assert "needs a MODEL, or --paper instead" in outcome.err
