@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from memcalc.figures import plot
     from memcalc.formulas import Formula, layer_formula
     from memcalc.report import Report
+    from memcalc.validate.validate import validate
 
 # Public name -> where it lives; loaded when first used, so that ``import memcalc`` costs nothing.
 _PUBLIC = {
@@ -70,6 +71,7 @@ _PUBLIC = {
     "models": "memcalc.answers.models:models",
     "plot": "memcalc.figures:plot",
     "recompute": "memcalc.answers.recompute:recompute",
+    "validate": "memcalc.validate.validate:validate",
 }
 
 __all__ = [
@@ -100,6 +102,7 @@ __all__ = [
     "models",
     "plot",
     "recompute",
+    "validate",
 ]
 
 

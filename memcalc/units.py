@@ -46,14 +46,18 @@ def decimals(values: Sequence[float], most: int = 2) -> int:
 
 
 def column(values: Sequence[float | None], scale: int) -> list[str | None]:
-    """The cells of a column in a scale, all with the same decimals.
+    """The cells of a column in a scale: the same decimals, or two digits of what is small.
 
-    >>> column([6752 * MIB, None, 612.5 * MIB], MIB)
-    ['6,752.0', None, '612.5']
+    >>> column([6752 * MIB, None, 612.5 * MIB, 16384], MIB)
+    ['6,752.0', None, '612.5', '0.016']
     """
     scaled = [None if value is None else value / scale for value in values]
-    places = decimals([value for value in scaled if value is not None])
-    return [None if value is None else f"{value:,.{places}f}" for value in scaled]
+    places = decimals([v for v in scaled if v is not None and not _small(v)])
+    return [v if v is None else f"{v:.2g}" if _small(v) else f"{v:,.{places}f}" for v in scaled]
+
+
+def _small(value: float) -> bool:
+    return 0 < abs(value) < 0.1
 
 
 def number(value: float, unit: str) -> str:

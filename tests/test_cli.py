@@ -82,6 +82,16 @@ QUESTIONS = {
         "verdict": "text",
         "explanation": "text",
     },
+    "validate 22b --tp 1": {
+        "tensor": "text",
+        "module": "text",
+        "op": "text",
+        "ledger_bytes": "bytes",
+        "measured_bytes": "bytes",
+        "status": "text",
+        "backend": "text",
+        "rank": "count",
+    },
     "gpus": {
         "name": "text",
         "memory_bytes": "bytes",

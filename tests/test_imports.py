@@ -34,7 +34,9 @@ def test_questions_without_formulas_load_nothing_heavy(line, format_, tmp_path):
     assert loaded(question(f"{line} --format {format_}"), tmp_path) == set()
 
 
-@pytest.mark.parametrize("line", ["--help", "--version", "layer --help", "plot --help", "nonsense"])
+@pytest.mark.parametrize(
+    "line", ["--help", "--version", "layer --help", "plot --help", "validate --help", "nonsense"]
+)
 def test_help_loads_nothing_heavy(line, tmp_path):
     assert loaded(question(line), tmp_path) == set()
 

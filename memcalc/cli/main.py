@@ -19,6 +19,7 @@ COMMANDS = {
     "comm": ("memcalc.cli.comm:comm", "Collectives of a layer and of an iteration."),
     "formula": ("memcalc.cli.formula:formula", "The closed form, step by step."),
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
+    "validate": ("memcalc.cli.validate:validate", "Real PyTorch tensors against the ledger."),
     "check": ("memcalc.cli.check:check", "The paper's printed numbers against ours."),
     "models": ("memcalc.cli.models:models", "The catalogue of models."),
     "gpus": ("memcalc.cli.gpus:gpus", "The catalogue of GPUs."),

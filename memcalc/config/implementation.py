@@ -26,6 +26,8 @@ class Implementation:
         repeats_kv: Whether unfused attention repeats K and V to all heads before its products.
         keeps_gathered: Whether sequence parallelism keeps the gathered inputs of the linears,
             rather than gathering them again in backward.
+        fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
+            activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
 
     Raises:
@@ -44,6 +46,7 @@ class Implementation:
     softmax_fp32: bool = False
     repeats_kv: bool = False
     keeps_gathered: bool = False
+    fp32_statistics: bool = True
     rng_bytes: int = 0
 
     def __post_init__(self) -> None:

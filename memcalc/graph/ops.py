@@ -258,10 +258,10 @@ def gated_activation(g: Graph, name: str, packed: Tensor, axis: Axis) -> Tensor:
 # --- norms -------------------------------------------------------------------------------------
 
 
-def layer_norm(g: Graph, name: str, x: Tensor) -> Tensor:
-    """LayerNorm. Saves its input, and the fp32 mean and reciprocal deviation of each token."""
-    mean = Tensor(f"{name}_mean", x.axes[:2], 4)
-    rstd = Tensor(f"{name}_rstd", x.axes[:2], 4)
+def layer_norm(g: Graph, name: str, x: Tensor, statistic_bytes: int = 4) -> Tensor:
+    """LayerNorm. Saves its input, and the mean and reciprocal deviation of each token, in fp32."""
+    mean = Tensor(f"{name}_mean", x.axes[:2], statistic_bytes)
+    rstd = Tensor(f"{name}_rstd", x.axes[:2], statistic_bytes)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     hidden = x.axes[2:]
     g.record(

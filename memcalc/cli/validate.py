@@ -1,0 +1,52 @@
+"""``memcalc validate``."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
+from memcalc.lazy import resolve
+
+DEVICES = ("meta", "cpu")
+
+
+@click.command()
+@model
+@options(*RUN, *CHOICES, *KERNELS)
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default="meta",
+    show_default=True,
+    help="meta: full size, nothing is allocated; cpu: real tensors, a process a rank.",
+)
+@click.option("--full-size", is_flag=True, help="On the CPU, the model's own size.")
+@options(*SHOW)
+def validate(
+    model: str,
+    device: str,
+    full_size: bool,
+    format_: str | None,
+    output: Path | None,
+    **settings: Any,
+) -> None:
+    """Run a real PyTorch layer, and hold the ledger against what autograd keeps of it.
+
+    The exit status is 1 where a tensor is missing or unexplained. It needs the extra "torch".
+
+    \b
+    Examples:
+      memcalc validate 175b
+      memcalc validate 1t --sp --recompute selective
+      memcalc validate llama-3-70b --tp 2 --sp --device cpu
+    """
+    config = configure(model, settings)
+    try:
+        run = resolve("memcalc.validate.validate:validate")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = "validate needs PyTorch: pip install 'activation-memcalc[torch]'"
+        raise click.UsageError(message) from error
+    show(run(config, device, full_size), format_, output)

@@ -1,0 +1,109 @@
+"""The four conjugate collectives, as Megatron-LM writes them: f, f-bar, g, g-bar.
+
+The sequence is the first axis. A linear behind g keeps the shard and gathers it again in backward.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+
+def gather(shard: Tensor) -> Tensor:
+    """(s/t, ...) on every rank -> (s, ...) on every rank."""
+    shards = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(shards, shard.contiguous())
+    return torch.cat(shards)
+
+
+def reduce(partial: Tensor) -> Tensor:
+    """A partial sum on every rank -> the sum on every rank."""
+    total = partial.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def reduce_scatter(partial: Tensor) -> Tensor:
+    """A partial sum (s, ...) on every rank -> its own part of the sum, (s/t, ...), on each.
+
+    gloo has no reduce-scatter, so every backend reduces and slices.
+    """
+    return reduce(partial).chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+class Copy(Function):
+    """f: nothing forward, an all-reduce backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The input itself."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """The sum of every rank's gradient."""
+        return reduce(grads[0])
+
+
+class Reduce(Function):
+    """f-bar: an all-reduce forward, nothing backward."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor) -> Tensor:
+        """The sum of every rank's part."""
+        return reduce(partial)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """The gradient itself."""
+        return grads[0]
+
+
+class Gather(Function):
+    """g: an all-gather forward, a reduce-scatter backward."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor) -> Tensor:
+        """(s/t, ...) -> (s, ...)."""
+        return gather(shard)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """(s, ...) -> (s/t, ...)."""
+        return reduce_scatter(grads[0])
+
+
+class ReduceScatter(Function):
+    """g-bar: a reduce-scatter forward, an all-gather backward."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor) -> Tensor:
+        """(s, ...) -> (s/t, ...)."""
+        return reduce_scatter(partial)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """(s/t, ...) -> (s, ...)."""
+        return gather(grads[0])
+
+
+class GatheredLinear(Function):
+    """g and a linear in one, x (s/t, b, h) -> (s, b, out): keeps the shard alone."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        """One product a weight (out, h) with the gathered input."""
+        ctx.save_for_backward(shard, *weights)
+        x = gather(shard)
+        return tuple(x @ weight.t() for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of the shard, and of each weight by the input gathered again."""
+        shard, *weights = ctx.saved_tensors
+        x = gather(shard).flatten(0, 1)
+        dx = sum(grad @ weight for grad, weight in zip(grads, weights, strict=True))
+        assert isinstance(dx, Tensor)
+        return (reduce_scatter(dx), *(grad.flatten(0, 1).t() @ x for grad in grads))

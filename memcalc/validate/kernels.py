@@ -1,0 +1,147 @@
+"""Fused kernels in plain PyTorch, keeping for backward what the fused ones keep on CUDA.
+
+They run on every device, meta included, where PyTorch's own would fall back to chains of operations
+that keep other tensors (scaled_dot_product_attention to its math form, rms_norm to fp32 copies).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """Dropout whose mask is a byte an element on every device (F.dropout's is wider off CUDA)."""
+    return torch.native_dropout(x, probability, True)[0] if probability else x
+
+
+class RmsNorm(Function):
+    """x (..., h) -> (..., h): keeps x and the fp32 reciprocal norm, as PyTorch's fused kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """The normalised input times the weight."""
+        wide = x.float()
+        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, rstd)
+        return (wide * rstd).to(x.dtype) * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """By the chain rule, in fp32."""
+        x, weight, rstd = ctx.saved_tensors
+        dy, normal = grads[0].float(), x.float() * rstd
+        scaled = dy * weight.float()
+        dx = rstd * (scaled - normal * (scaled * normal).mean(-1, keepdim=True))
+        return dx.to(x.dtype), (dy * normal).flatten(0, -2).sum(0).to(weight.dtype), None
+
+
+class FlashAttention(Function):
+    """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), causal.
+
+    Keeps q, k, v, the output, the fp32 log-sum-exp and the state of the random numbers; backward
+    makes the probabilities again, as FlashAttention does, though not in tiles.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int) -> Tensor:
+        """The attention of every head."""
+        scores = _scores(q, k)
+        lse = torch.logsumexp(scores, -1)
+        probs = torch.exp(scores - lse.unsqueeze(-1))
+        out = torch.einsum("bast,tbad->sbad", probs, _repeat(v, q).float()).to(q.dtype).contiguous()
+        rng = torch.empty(rng_bytes, dtype=torch.uint8, device=q.device)
+        ctx.save_for_backward(q, k, v, out, lse, *([rng] if rng_bytes else []))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """From the probabilities, made again."""
+        q, k, v, out, lse, *_ = ctx.saved_tensors
+        dy = grads[0].float()
+        probs = torch.exp(_scores(q, k) - lse.unsqueeze(-1))
+        dv = torch.einsum("bast,sbad->tbad", probs, dy)
+        dp = torch.einsum("sbad,tbad->bast", dy, _repeat(v, q).float())
+        rows = torch.einsum("sbad,sbad->bas", dy, out.float()).unsqueeze(-1)
+        ds = probs * (dp - rows) / q.shape[-1] ** 0.5
+        dq = torch.einsum("bast,tbad->sbad", ds, _repeat(k, q).float())
+        dk = torch.einsum("bast,sbad->tbad", ds, q.float())
+        return dq.to(q.dtype), _fold(dk, k), _fold(dv, v), None
+
+
+class GatedActivation(Function):
+    """packed (..., 2f) -> (..., f): act(gate) * up, keeping the packed input alone."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, kind: str) -> Tensor:
+        """The activated gate times up."""
+        ctx.save_for_backward(packed)
+        ctx.kind = kind
+        return _gated(packed, kind)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Through the same two operations, made again."""
+        (packed,) = ctx.saved_tensors
+        with torch.enable_grad():
+            again = packed.detach().requires_grad_()
+            (dx,) = torch.autograd.grad(_gated(again, ctx.kind), again, grads[0])
+        return dx, None
+
+
+def angles(s: int, d: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (s, 1, 1, d/2) of rotary positions."""
+    half = torch.arange(0, d, 2, device=device, dtype=torch.float32) / d
+    turns = torch.outer(torch.arange(s, device=device, dtype=torch.float32), 10000.0**-half)
+    cos, sin = (fn(turns).to(dtype)[:, None, None, :] for fn in (torch.cos, torch.sin))
+    return cos, sin
+
+
+class Rotate(Function):
+    """Rotary positions of x (s, b, heads, d): each half turned by the angles of its token.
+
+    Nothing of x is kept; the angles are the whole model's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The rotation."""
+        ctx.angles = cos, sin
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The rotation back."""
+        cos, sin = ctx.angles
+        return _turn(grads[0], cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def _gated(packed: Tensor, kind: str) -> Tensor:
+    gate, up = packed.chunk(2, -1)
+    return (F.silu(gate) if kind == "swiglu" else F.gelu(gate)) * up
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    """Scaled causal scores (b, a, s, s), in fp32."""
+    scores = torch.einsum("sbad,tbad->bast", q.float(), _repeat(k, q).float())
+    s = q.shape[0]
+    later = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
+    return (scores / q.shape[-1] ** 0.5).masked_fill(later, float("-inf"))
+
+
+def _repeat(x: Tensor, q: Tensor) -> Tensor:
+    """Key-value heads repeated to the query's."""
+    return x.repeat_interleave(q.shape[2] // x.shape[2], 2)
+
+
+def _fold(grad: Tensor, x: Tensor) -> Tensor:
+    """A gradient of repeated heads summed to those that there are."""
+    s, b, heads, d = x.shape
+    return grad.reshape(s, b, heads, -1, d).sum(3).to(x.dtype)

@@ -1,0 +1,114 @@
+"""Tying what was measured to the ledger: every storage to its entries, every entry to its storage.
+
+A ledger's tensor and a measured storage are the same thing if the same operation made them and
+their bytes are equal; a storage may back several entries (packed q, k, v), whose bytes sum to it.
+What is left over on either side is a failure, unless the closed list below says why it is not.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from memcalc.analysis.activations import Entry
+from memcalc.graph.graph import Graph, Tensor
+from memcalc.validate.measure import Stored
+
+MATCHED, IGNORED, MISSING, UNEXPLAINED = "matched", "ignored", "missing", "unexplained"
+
+# The ledger's operations that are part of another module's work in ``modules``.
+MODULES = {
+    "attention_enter": "qkv",
+    "mlp_enter": "fc1",
+    "attention_residual": ".",
+}
+
+# The closed list of what may be kept without being in a layer's ledger: who made it, and why.
+IGNORED_STORAGES = {
+    "later": "the causal mask, a byte a pair of tokens: one for the whole model",
+}
+
+
+class Tie(NamedTuple):
+    """A row of the comparison.
+
+    Attributes:
+        tensor: The ledger's tensor, or the shape of the storage.
+        module: The module that made it.
+        op: The operations, or the modules, that keep it.
+        ledger_bytes: What the ledger says; 0 if it does not know it.
+        measured_bytes: What was measured; 0 if it is not there. Of a storage that backs several
+            entries, the entry's own part.
+        status: ``matched``, ``ignored``, ``missing`` or ``unexplained``.
+    """
+
+    tensor: str
+    module: str
+    op: str
+    ledger_bytes: int
+    measured_bytes: int
+    status: str
+
+
+def tie(graph: Graph, entries: Sequence[Entry], stored: Sequence[Stored]) -> list[Tie]:
+    """Every entry and every storage, tied to one another or left over."""
+    producer: dict[Tensor, str] = {}
+    for op in graph.ops:
+        for tensor in op.outputs:
+            producer.setdefault(tensor, op.name)  # f hands on the tensor that it was given
+    inputs = {tensor for op in graph.ops for tensor in op.inputs}
+    ties: list[Tie] = []
+    by_module: dict[str, list[Entry]] = {}
+    for entry in entries:
+        made = producer.get(entry.tensor)
+        if made is None:  # an input of the graph, or a tensor that only its operation knows
+            made = "" if entry.tensor in inputs else entry.ops[0]
+        by_module.setdefault(MODULES.get(made, made), []).append(entry)
+    for module in {**by_module, **{each.made_by: None for each in stored}}:
+        mine = [each for each in stored if each.made_by == module]
+        ties += _within(module, by_module.get(module, []), mine)
+    return ties
+
+
+def _within(module: str, entries: list[Entry], stored: list[Stored]) -> list[Tie]:
+    """The ties of what one module made.
+
+    Equal bytes kept by the same operations come first, then equal bytes, then sums of entries.
+    """
+    ties, left = [], list(entries)
+    waiting = sorted(stored, key=lambda each: -each.bytes)
+    for find in (_same_keepers, _same_bytes, _same_sum):
+        for each in list(waiting):
+            backed = find(each, left)
+            for entry in backed:
+                left.remove(entry)
+                ties.append(_tie(entry, module, entry.tensor.bytes, MATCHED))
+            if backed:
+                waiting.remove(each)
+    for each in waiting:
+        status = IGNORED if module in IGNORED_STORAGES else UNEXPLAINED
+        shape = " ".join(str(size) for size in each.shape)
+        ties.append(Tie(f"({shape})", module, ", ".join(each.saved_by), 0, each.bytes, status))
+    return ties + [_tie(entry, module, 0, MISSING) for entry in left]
+
+
+def _same_keepers(each: Stored, entries: list[Entry]) -> Sequence[Entry]:
+    same = [e for e in entries if e.tensor.bytes == each.bytes and {*e.ops} == {*each.saved_by}]
+    return same[:1]
+
+
+def _same_bytes(each: Stored, entries: list[Entry]) -> Sequence[Entry]:
+    return [entry for entry in entries if entry.tensor.bytes == each.bytes][:1]
+
+
+def _same_sum(each: Stored, entries: list[Entry]) -> Sequence[Entry]:
+    for count in range(2, min(len(entries), 3) + 1):
+        for several in combinations(entries, count):
+            if sum(entry.tensor.bytes for entry in several) == each.bytes:
+                return several
+    return ()
+
+
+def _tie(entry: Entry, module: str, measured: int, status: str) -> Tie:
+    return Tie(
+        entry.tensor.name, module, ", ".join(entry.ops), entry.tensor.bytes, measured, status
+    )

@@ -1,0 +1,313 @@
+"""The layers of ``memcalc.blocks`` in plain PyTorch: what validation measures.
+
+Every operation is a module of its own, named as the ledger's operation, so that a storage can be
+traced to it by the module in which it was born. Layout is Megatron-LM's: (s, b, h).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.utils.checkpoint import checkpoint
+
+from memcalc.config import Config
+from memcalc.validate import collectives, kernels
+
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a layer lives.
+
+    Attributes:
+        device: ``meta``, ``cpu`` or ``cuda``.
+        dtype: The type of weights and activations.
+        t: The tensor-parallel size.
+        rank: This rank.
+        sp: Whether sequence parallelism is on.
+    """
+
+    device: str
+    dtype: torch.dtype
+    t: int = 1
+    rank: int = 0
+    sp: bool = False
+
+    def shard(self, whole: Tensor, dim: int = 0) -> nn.Parameter:
+        """This rank's part of a weight that every rank has made alike."""
+        part = whole.chunk(self.t, dim)[self.rank]
+        return nn.Parameter(part.detach().clone())
+
+
+class Op(nn.Module):
+    """An operation without weights, as a module, so that it has a name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        """The function's value."""
+        return self.function(*inputs)
+
+
+class ColumnLinear(nn.Module):
+    """x (s, b, h) -> several (s, b, out/t): g or f, and one product for each output."""
+
+    def __init__(self, weights: Sequence[nn.Parameter], place: Place, keeps_gathered: bool) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(weights)
+        self.place = place
+        self.keeps_gathered = keeps_gathered
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """One output a weight."""
+        if self.place.t > 1 and self.place.sp and not self.keeps_gathered:
+            outputs: tuple[Tensor, ...] = collectives.GatheredLinear.apply(x, *self.weights)
+            return outputs
+        if self.place.t > 1:
+            enter: Any = collectives.Gather if self.place.sp else collectives.Copy
+            x = enter.apply(x)
+        return tuple(F.linear(x, weight) for weight in self.weights)
+
+
+class RowLinear(nn.Module):
+    """x (s, b, in/t...) -> (s, b, h), or (s/t, b, h): a product, and g-bar or f-bar."""
+
+    def __init__(self, weight: nn.Parameter, place: Place) -> None:
+        super().__init__()
+        self.weight = weight
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum over ranks."""
+        y = F.linear(x.flatten(2), self.weight)
+        if self.place.t == 1:
+            return y
+        leave: Any = collectives.ReduceScatter if self.place.sp else collectives.Reduce
+        out: Tensor = leave.apply(y)
+        return out
+
+
+class Norm(nn.Module):
+    """LayerNorm, or RMSNorm in one kernel."""
+
+    def __init__(self, kind: str, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        super().__init__()
+        self.kind, self.weight = kind, weight
+        if kind == "layernorm":
+            self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (s, b, h) -> (s, b, h)."""
+        if self.kind == "layernorm":
+            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias)
+        out: Tensor = kernels.RmsNorm.apply(x, self.weight, 1e-5)
+        return out
+
+
+class UnfusedCore(nn.Module):
+    """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), through scores (b*a, s, s)."""
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        model, implementation = config.model, config.run.implementation
+        s = config.run.seq_length
+        later = torch.ones(s, s, dtype=torch.bool, device=place.device).triu(1)
+        self.register_buffer("later", later, persistent=False)
+        wide = implementation.softmax_fp32 and model.softmax_fp32
+        dtype = torch.float32 if wide else None
+        self.causal = model.causal
+        self.repeat_key = Op(_repeat)
+        self.repeat_value = Op(_repeat)
+        self.scores = Op(lambda q, k: torch.bmm(_heads_first(q), _heads_first(k).transpose(1, 2)))
+        self.scale = Op(lambda scores, d: scores / d**0.5)
+        self.mask = Op(lambda scores, later: scores.masked_fill(later, float("-inf")))
+        self.softmax = Op(lambda scores: torch.softmax(scores, -1, dtype=dtype))
+        self.probabilities = Op(lambda probs, to: probs.to(to))
+        self.softmax_dropout = Op(lambda probs: kernels.dropout(probs, model.attention_dropout))
+        self.context = Op(_context)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The attention of every head."""
+        _, _, heads, d = q.shape
+        if k.shape[2] != heads:
+            k, v = self.repeat_key(k, heads), self.repeat_value(v, heads)
+        scores = self.scale(self.scores(q, k), d)
+        if self.causal:
+            scores = self.mask(scores, self.later)
+        probs = self.softmax_dropout(self.probabilities(self.softmax(scores), q.dtype))
+        context: Tensor = self.context(probs, v)
+        return context
+
+
+class FlashCore(nn.Module):
+    """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), in one kernel."""
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        rng_bytes = config.run.implementation.rng_bytes
+        self.flash_attention = Op(lambda *qkv: kernels.FlashAttention.apply(*qkv, rng_bytes))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The attention of every head."""
+        out: Tensor = self.flash_attention(q, k, v)
+        return out
+
+
+class Layer(nn.Module):
+    """A transformer layer, x (s, b, h) or (s/t, b, h) -> the same: pre-norm, with residuals.
+
+    Weights are drawn from a seed, whole, on every rank, and then split, so that ranks together are
+    the unsplit layer.
+    """
+
+    def __init__(self, config: Config, place: Place, seed: int = 0) -> None:
+        super().__init__()
+        model, implementation = config.model, config.run.implementation
+        self.recompute = config.run.regions
+        draw = _Weights(place, seed)
+        h, d, f = model.hidden_size, model.head_size, model.ffn_size
+        keeps = implementation.keeps_gathered
+        self.head_size, self.rotary = d, model.position == "rotary"
+
+        self.input_norm = Norm(model.norm, draw.ones(h), draw.zeros(h))
+        q = draw.split(model.heads * d, h)
+        key, value = (draw.heads(model.kv_heads, d, h) for _ in range(2))
+        self.qkv = ColumnLinear([q, key, value], place, keeps)
+        self.query_rotary, self.key_rotary = Op(kernels.Rotate.apply), Op(kernels.Rotate.apply)
+        core = FlashCore if implementation.attention == "flash" else UnfusedCore
+        self.core = core(config, place)
+        self.proj = RowLinear(draw.split(h, model.heads * d, dim=1), place)
+        self.attention_dropout = Op(lambda x: kernels.dropout(x, model.hidden_dropout))
+        self.mlp_norm = Norm(model.norm, draw.ones(h), draw.zeros(h))
+        self.gated, self.fused = model.gated, implementation.fused_gate
+        rows = [draw.split(f, h) for _ in range(2 if model.gated else 1)]
+        if model.gated and self.fused:
+            rows = [nn.Parameter(torch.cat([row.detach() for row in rows]))]
+        self.fc1 = ColumnLinear(rows, place, keeps)
+        self.activation = model.activation
+        self.add_module(*self._activation(model.activation))
+        self.silu = Op(F.silu)
+        self.gelu = Op(F.gelu)
+        self.fc2 = RowLinear(draw.split(h, f, dim=1), place)
+        self.mlp_dropout = Op(lambda x: kernels.dropout(x, model.hidden_dropout))
+        s = config.run.seq_length
+        if self.rotary:
+            cos, sin = kernels.angles(s, d, place.dtype, place.device)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer, recomputed in backward where its config says so."""
+        if "layer" in self.recompute:
+            out: Tensor = checkpoint(self._layer, x, use_reentrant=False, early_stop=False)
+            return out
+        return self._layer(x)
+
+    def _layer(self, x: Tensor) -> Tensor:
+        x = x + self._region("attention", self._attention, self.input_norm(x))
+        return x + self._region("mlp", self._mlp, self.mlp_norm(x))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (-1, self.head_size)) for y in self.qkv(x))
+        if self.rotary:
+            q = self.query_rotary(q, self.cos, self.sin)
+            k = self.key_rotary(k, self.cos, self.sin)
+        context = self._region("core_attention", self.core, q, k, v)
+        out: Tensor = self.attention_dropout(self.proj(context))
+        return out
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        outputs = self.fc1(x)
+        if not self.gated:
+            y = self.gelu(*outputs) if self.activation.startswith("gelu") else self.silu(*outputs)
+        elif self.fused:
+            y = getattr(self, self.activation)(*outputs)
+        else:
+            gate, up = outputs
+            gate = self.silu(gate) if self.activation == "swiglu" else self.gelu(gate)
+            y = getattr(self, self.activation)(gate, up)
+        out: Tensor = self.mlp_dropout(self.fc2(y))
+        return out
+
+    def _region(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
+        if name in self.recompute:
+            out: Tensor = checkpoint(function, *inputs, use_reentrant=False, early_stop=False)
+            return out
+        result: Tensor = function(*inputs)
+        return result
+
+    def _activation(self, name: str) -> tuple[str, nn.Module]:
+        if not self.gated:
+            return "activation_", nn.Identity()
+        if self.fused:
+            return name, Op(lambda packed: kernels.GatedActivation.apply(packed, name))
+        return name, Op(torch.mul)
+
+
+class _Weights:
+    """Weights from one seed, whole on every rank, and then split."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        self.place = place
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def split(self, rows: int, columns: int, dim: int = 0) -> nn.Parameter:
+        """A rank's part of a weight."""
+        return self.place.shard(self._draw(rows, columns), dim)
+
+    def heads(self, heads: int, d: int, columns: int) -> nn.Parameter:
+        """A rank's key or value heads: at least one, a copy if they are fewer than the ranks."""
+        whole = self._draw(heads * d, columns)
+        t, rank = self.place.t, self.place.rank
+        if heads >= t:
+            return self.place.shard(whole)
+        return nn.Parameter(whole.chunk(heads)[rank * heads // t].detach().clone())
+
+    def ones(self, size: int) -> nn.Parameter:
+        """A norm's weight."""
+        return nn.Parameter(torch.ones(size, dtype=self.place.dtype, device=self.place.device))
+
+    def zeros(self, size: int) -> nn.Parameter:
+        """A norm's bias."""
+        return nn.Parameter(torch.zeros(size, dtype=self.place.dtype, device=self.place.device))
+
+    def _draw(self, rows: int, columns: int) -> Tensor:
+        if self.place.device == "meta":
+            return torch.empty(rows, columns, dtype=self.place.dtype, device="meta")
+        drawn = torch.randn(rows, columns, generator=self.generator) / columns**0.5
+        return drawn.to(self.place.device, self.place.dtype)
+
+
+def _repeat(x: Tensor, heads: int) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[2], 2)
+
+
+def _context(probs: Tensor, v: Tensor) -> Tensor:
+    """Probabilities (b*a, s, s) and v (s, b, a, d) -> (s, b, a, d), copied to tokens first."""
+    s, b, heads, d = v.shape
+    context = torch.bmm(probs, _heads_first(v))
+    return context.view(b, heads, s, d).permute(2, 0, 1, 3).contiguous()
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """(s, b, a, d) -> (b*a, s, d), a view."""
+    s, b, heads, d = x.shape
+    return x.reshape(s, b * heads, d).transpose(0, 1)
+
+
+def hidden_state(config: Config, place: Place) -> Tensor:
+    """A layer's input as a rank holds it: every rank draws all of it, and takes its own part."""
+    s, b, h = config.run.seq_length, config.run.micro_batch_size, config.model.hidden_size
+    sharded = place.sp and place.t > 1
+    if place.device == "meta":
+        shape = (s // place.t if sharded else s, b, h)
+        return torch.empty(shape, dtype=place.dtype, device="meta", requires_grad=True)
+    whole = torch.randn(s, b, h, generator=torch.Generator().manual_seed(1))
+    part = whole.chunk(place.t)[place.rank].clone() if sharded else whole
+    return part.to(place.device, place.dtype).requires_grad_()

@@ -1,0 +1,122 @@
+"""Ranks: one process, ranks that are only pretended, or real ones over gloo on this machine."""
+
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from memcalc.errors import MemcalcError
+
+TIMEOUT_SECONDS = 120
+
+Result = TypeVar("Result")
+
+
+class RankError(MemcalcError, RuntimeError):
+    """A rank that failed, died, or did not answer in time."""
+
+
+@contextmanager
+def pretended(ranks: int) -> Iterator[None]:
+    """A process group of so many ranks of which only rank 0 is there: collectives move nothing."""
+    if ranks == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def on_each(
+    ranks: int, function: Callable[..., Result], *arguments: object, timeout: int = TIMEOUT_SECONDS
+) -> list[Result]:
+    """What a function returns on each of so many processes, which share a gloo group.
+
+    Args:
+        ranks: How many; one runs in this process.
+        function: A function of a module, called with the rank and the arguments.
+        arguments: What else it is called with; they travel pickled.
+        timeout: Seconds after which ranks that have not answered are ended.
+
+    Raises:
+        RankError: A rank failed, died, or did not answer in time.
+    """
+    if ranks == 1:
+        return [function(0, *arguments)]
+    with tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder:
+        context = mp.get_context("spawn")
+        processes = [
+            context.Process(
+                target=_rank, args=(rank, ranks, folder, timeout, function, arguments), daemon=True
+            )
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            return [
+                _answer(rank, process, Path(folder), timeout)
+                for rank, process in enumerate(processes)
+            ]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _rank(
+    rank: int,
+    ranks: int,
+    folder: str,
+    timeout: int,
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+) -> None:
+    """One rank: join the group, call the function, leave its answer in the folder."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)  # ranks of one machine share its cores
+    answer: tuple[str, object]
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=timeout),
+        )
+        answer = "done", function(rank, *arguments)
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:
+        answer = "failed", f"{error}" or traceback.format_exc(limit=1)
+    written = Path(folder, f"answer-{rank}.new")
+    written.write_bytes(pickle.dumps(answer))
+    written.rename(Path(folder, f"answer-{rank}"))
+
+
+def _answer(rank: int, process: BaseProcess, folder: Path, timeout: int) -> Any:
+    process.join(timeout)
+    path = folder / f"answer-{rank}"
+    if not path.exists():
+        how = f"did not answer within {timeout} s" if process.is_alive() else "died"
+        code = "" if process.is_alive() else f" (exit code {process.exitcode})"
+        raise RankError(f"rank {rank} {how}{code}")
+    # this process's own children wrote it, in a folder that only they and it can read
+    kind, value = pickle.loads(path.read_bytes())
+    if kind == "failed":
+        raise RankError(f"rank {rank} failed: {' '.join(str(value).split())[:300]}")
+    return value

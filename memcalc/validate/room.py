@@ -1,0 +1,59 @@
+"""Whether a layer fits this machine, asked before anything is allocated."""
+
+from pathlib import Path
+
+from memcalc.analysis.layers import layer_bytes
+from memcalc.analysis.parameters import owned
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.errors import MemcalcError
+from memcalc.units import format_bytes
+
+
+class RoomError(MemcalcError, MemoryError):
+    """What will not fit."""
+
+
+def require_room(config: Config) -> None:
+    """Refuse a layer that needs more than what is free.
+
+    Raises:
+        RoomError: With both numbers.
+    """
+    need, free = needed_bytes(config), free_bytes()
+    if free is not None and need > free:
+        raise RoomError(
+            f"the layer needs about {format_bytes(need)} of memory, {format_bytes(free)} are free"
+        )
+
+
+def needed_bytes(config: Config) -> int:
+    """About what all ranks of a layer need on one machine.
+
+    Weights, drawn in fp32 and whole; what is kept, and as much again for what comes and goes.
+
+    >>> from memcalc.config import load
+    >>> needed_bytes(load("1t")) > 2**34
+    True
+    """
+    weights: int = (4 + config.run.activation_bytes) * owned(layer_graph(config))
+    return config.parallel.tp * (weights + 2 * layer_bytes(config, "exact"))
+
+
+def free_bytes() -> int | None:
+    """Memory that is free on this machine and in its control group, or None if nobody says."""
+    found = []
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            found.append(1024 * int(line.split()[1]))
+    limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if limit and used and limit[0].isdecimal():
+        found.append(max(0, int(limit[0]) - int(used[0])))
+    return min(found, default=None)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().split("\n")
+    except OSError:
+        return []

@@ -1,0 +1,187 @@
+"""``validate``: a real PyTorch layer, what it keeps, and the ledger, tensor by tensor."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from memcalc import symbols
+from memcalc.analysis.activations import counted, kept
+from memcalc.answers.notes import notes, recomputation, setting
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.errors import UsageError, nearest
+from memcalc.report import Column, Report
+from memcalc.validate import ranks
+from memcalc.validate.gradients import TOLERANCE, gradient_error
+from memcalc.validate.match import IGNORED, MISSING, UNEXPLAINED, Tie, tie
+from memcalc.validate.measure import Measured, measure
+from memcalc.validate.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validate.room import require_room
+
+DEVICES = ("meta", "cpu")
+
+
+class RankResult(NamedTuple):
+    """What one rank found."""
+
+    ties: list[Tie]
+    measured: Measured
+    gradient_error: float | None
+
+
+def validate(config: Config, device: str = "meta", full_size: bool = False) -> Report:
+    """Run a layer in PyTorch, measure what autograd keeps, and hold the exact ledger against it.
+
+    Args:
+        config: The model, its parallelism and its run.
+        device: ``meta``: full size, CUDA's choices of what is kept, no memory and no kernel;
+            ``cpu``: real tensors and kernels, and a process for every rank.
+        full_size: On the CPU, the model's own size rather than a small one of its shape.
+
+    Raises:
+        UsageError: The device or the implementation is not one that can be validated.
+        RankError: A rank failed, died, or did not answer.
+        MemcalcError: The layer does not fit this machine.
+
+    >>> from memcalc.config import load
+    >>> report = validate(load("22b", sp=True))
+    >>> set(report.column("status")), report.failures
+    ({'matched'}, ())
+    """
+    if device not in DEVICES:
+        raise UsageError(f"device {device!r} is unknown; {nearest(str(device), DEVICES)}")
+    _require_module(config)
+    lines: tuple[str, ...]
+    if device == "meta":
+        lines = ("backend meta: full size, no memory was allocated and no kernel ran",)
+        with ranks.pretended(config.parallel.tp):
+            results = [run(0, config, device)]
+    else:
+        if not full_size:
+            config = reduced(config)
+        require_room(config)
+        results = ranks.on_each(config.parallel.tp, run, config, device)
+        error = max(result.gradient_error or 0.0 for result in results)
+        lines = (
+            f"backend cpu: {config.parallel.tp} process(es), real kernels; in fp32 without dropout "
+            f"the ranks' gradients are the unsplit layer's to {error:.1g} of the largest",
+        )
+    worst = max(range(len(results)), key=lambda rank: results[rank].measured.bytes)
+    ties = results[worst].ties
+    ledger_bytes = sum(each.ledger_bytes for each in ties)
+    measured_bytes = sum(each.measured_bytes for each in ties if each.status != IGNORED)
+    ignored = sum(each.measured_bytes for each in ties if each.status == IGNORED)
+    return Report(
+        "validate",
+        f"What PyTorch keeps of one layer of {setting(config)}, {recomputation(config)}",
+        (
+            Column("tensor", "text"),
+            Column("module", "text"),
+            Column("op", "text", detail=True),
+            Column("ledger_bytes", "bytes"),
+            Column("measured_bytes", "bytes"),
+            Column("status", "text"),
+            Column("backend", "text", detail=True),
+            Column("rank", "count", detail=True),
+        ),
+        tuple((*each, device, worst) for each in ties),
+        symbols.values(config),
+        (
+            *lines,
+            f"ledger {ledger_bytes} bytes, measured {measured_bytes}, difference "
+            f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {torch.__version__}",
+            *notes(config, "exact"),
+        ),
+        tuple(line for rank, result in enumerate(results) for line in _failures(rank, result)),
+    )
+
+
+def run(rank: int, config: Config, device: str) -> RankResult:
+    """One rank's layer, measured and tied to the ledger."""
+    parallel = config.parallel
+    place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
+    layer = Layer(config, place)
+    measured = measure(layer, hidden_state(config, place))
+    graph = layer_graph(_as_on(config, device))
+    entries = counted(kept(graph, config.run.regions), "exact")
+    error = gradient_error(rank, config) if device == "cpu" else None
+    return RankResult(tie(graph, entries, measured.stored), measured, error)
+
+
+def reduced(config: Config) -> Config:
+    """A config of the same shape that runs in a second on a CPU.
+
+    >>> from memcalc.config import load
+    >>> small = reduced(load("llama-3-70b", tp=8))
+    >>> small.model.heads, small.model.kv_heads, small.model.hidden_size
+    (8, 1, 256)
+    """
+    model, run_, t = config.model, config.run, config.parallel.tp
+    group = model.heads // model.kv_heads
+    # the fewest key-value heads that t divides, or that divide t, with query heads that t divides
+    kv_heads = next(
+        k
+        for k in range(1, 2 * t + 1)
+        if group * k % t == 0 and group * k > 1 and 0 in (k % t, t % k)
+    )
+    heads = group * kv_heads
+    head_size = 32
+    hidden = heads * head_size if model.heads * model.head_size == model.hidden_size else 192
+    ffn = 4 * hidden if model.ffn_size == 4 * model.hidden_size else t * (hidden * 11 // (4 * t))
+    small = replace(
+        model,
+        name=f"{model.name}, reduced",
+        layers=config.parallel.pp * config.parallel.vpp,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        ffn_size=ffn,
+    )
+    length = 16 * t if 16 * t >= 64 else 64
+    return replace(
+        config,
+        model=small,
+        run=replace(run_, seq_length=length, micro_batch_size=2, global_batch_size=None),
+        assumed=(f"a small model of the shape of {model.name}",),
+    )
+
+
+def _as_on(config: Config, device: str) -> Config:
+    """The config with what a device does in its own way."""
+    if device != "cpu":
+        return config
+    kernels = replace(config.run.implementation, fp32_statistics=False)
+    return replace(config, run=replace(config.run, implementation=kernels))
+
+
+def _require_module(config: Config) -> None:
+    kernels, model = config.run.implementation, config.model
+    if kernels.name.startswith("transformers-"):
+        raise UsageError(f"there is no module of implementation {kernels.name} to validate yet")
+    grouped = model.kv_heads != model.heads
+    if grouped and kernels.attention == "unfused" and not kernels.repeats_kv:
+        raise UsageError(
+            f"implementation {kernels.name} with grouped queries and unfused attention is a way of "
+            "counting that no module has; choose megatron-local"
+        )
+
+
+def _failures(rank: int, result: RankResult) -> list[str]:
+    lines = [
+        f"rank {rank}: {each.tensor} of {each.module or 'the input'} is {each.status} "
+        f"(ledger {each.ledger_bytes} bytes, measured {each.measured_bytes})"
+        for each in result.ties
+        if each.status in (MISSING, UNEXPLAINED)
+    ]
+    error = result.gradient_error
+    if error is not None and not error <= TOLERANCE:
+        lines.append(f"rank {rank}: gradients differ from the unsplit layer's by {error:.1g}")
+    measured = result.measured
+    if not measured.agrees:
+        lines.append(
+            f"rank {rank}: two counts differ: {measured.live_bytes} bytes are alive, "
+            f"{measured.born_bytes} saved and {measured.output_bytes} of outputs"
+        )
+    return lines

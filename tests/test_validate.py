@@ -1,0 +1,355 @@
+"""Real PyTorch layers against the ledger: difference 0, and a wrong ledger is caught."""
+
+import operator
+import os
+import time
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import memcalc as library
+from memcalc.analysis import flops
+from memcalc.analysis.activations import kept
+from memcalc.blocks.layer import layer_graph
+from memcalc.cli import validate as cli_module
+from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
+from memcalc.errors import UsageError
+from memcalc.validate import ranks, room
+from memcalc.validate import validate as module
+from memcalc.validate.gradients import TOLERANCE
+from memcalc.validate.match import tie
+from memcalc.validate.measure import Stored, measure
+from memcalc.validate.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validate.validate import reduced, run, validate
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+torch.set_num_threads(1)  # small tensors: threads would only wait for one another
+
+# Measured before, by other hands (PyTorch 2.13, meta with CUDA's kernels): bytes a layer and rank.
+VECTORS = {
+    ("22b", 1, False, "none"): 7080116224,
+    ("22b", 8, False, "none"): 1325531136,
+    ("22b", 8, True, "none"): 885014528,
+    ("175b", 1, False, "none"): 2868936704,
+    ("175b", 8, False, "none"): 578846720,
+    ("175b", 8, True, "none"): 358617088,
+    ("530b", 1, False, "none"): 4110450688,
+    ("530b", 8, False, "none"): 880836608,
+    ("530b", 8, True, "none"): 513806336,
+    ("1t", 1, False, "none"): 5138055168,
+    ("1t", 8, False, "none"): 1101037568,
+    ("1t", 8, True, "none"): 642256896,
+    # megatron-core's, less an int32 of its own
+    ("22b", 8, False, "selective"): 654442500 - 4,
+    ("22b", 8, True, "selective"): 213925892 - 4,
+    ("175b", 8, False, "selective"): 327188484 - 4,
+    ("175b", 8, True, "selective"): 106958852 - 4,
+    ("530b", 8, False, "selective"): 545292292 - 4,
+    ("530b", 8, True, "selective"): 178262020 - 4,
+    ("1t", 8, False, "selective"): 681607172 - 4,
+    ("1t", 8, True, "selective"): 222826500 - 4,
+}
+
+
+def sums(report):
+    rows = [row for row in report.records() if row["status"] != "ignored"]
+    return sum(r["ledger_bytes"] for r in rows), sum(r["measured_bytes"] for r in rows)
+
+
+class TestMeta:
+    @pytest.mark.parametrize("policy", ["none", "selective", "full", "attention", "mlp"])
+    @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
+    @pytest.mark.parametrize("name", ["22b", "175b", "530b", "1t"])
+    def test_the_papers_layer(self, name, tp, sp, policy):
+        config = load(name, tp=tp, sp=sp, recompute=policy)
+        report = validate(config)
+        assert report.failures == ()
+        ledger, measured = sums(report)
+        assert ledger == measured == library.layer_bytes(config, "exact")
+        if (name, tp, sp, policy) in VECTORS:
+            assert measured == VECTORS[name, tp, sp, policy]
+
+    @pytest.mark.parametrize("implementation", ["megatron", "megatron-local", "torch"])
+    @pytest.mark.parametrize("name", catalog.names())
+    def test_every_model_of_the_catalogue(self, name, implementation):
+        heads = load(name, tp=1).model.heads
+        for tp, sp in ((1, False), (2, True), (8, True)):
+            if heads % tp == 0:
+                settings = {
+                    "tp": tp,
+                    "sp": sp,
+                    "seq_length": 2048,
+                    "implementation": implementation,
+                }
+                for policy in ("none", "selective", "full"):
+                    report = validate(load(name, recompute=policy, **settings))
+                    assert report.failures == ()
+
+    def test_a_layer_of_a_trillion_parameters_allocates_nothing(self):
+        before = torch.tensor([]).element_size()  # torch is loaded
+        start = time.perf_counter()
+        validate(load("1t"))
+        assert before
+        assert time.perf_counter() - start < 2
+
+
+def small(**changes):
+    """A small layer, of one change or several."""
+    model = {
+        "heads": 4,
+        "hidden_size": 64,
+        "norm": "layernorm",
+        "activation": "gelu",
+        "position": "none",
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    run = {"precision": "fp32", "implementation": IMPLEMENTATIONS["paper"], "recompute": ("none",)}
+    parallel = {}
+    for name, value in changes.items():
+        holder = run if name in run else parallel if name in ("tp", "sp") else model
+        holder[name] = value
+    return Config(
+        Model(name="small", layers=1, **model),
+        Parallel(**parallel),
+        Run(seq_length=32, micro_batch_size=2, **run),
+    )
+
+
+SMALL = [
+    dict(zip(("dropout", "precision", "wide", "kv_heads", "style"), values, strict=True))
+    for values in product(
+        (0.0, 0.1),
+        ("bf16", "fp16", "fp32"),
+        (False, True),
+        (4, 2, 1),
+        ("paper-gelu", "local-silu", "local-swiglu", "flash-swiglu", "flash-geglu", "torch-swiglu"),
+    )
+]
+
+
+def small_config(dropout, precision, wide, kv_heads, style, **parallel):
+    name, activation = style.split("-")
+    kernels = IMPLEMENTATIONS[
+        {"paper": "paper", "local": "megatron-local", "flash": "megatron", "torch": "torch"}[name]
+    ]
+    modern = name != "paper"
+    return small(
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
+        precision=precision,
+        softmax_fp32=wide,
+        kv_heads=kv_heads if modern else 4,
+        activation=activation,
+        norm="rmsnorm" if modern else "layernorm",
+        position="rotary" if modern else "none",
+        implementation=replace(kernels, softmax_fp32=wide),
+        **parallel,
+    )
+
+
+class TestCpu:
+    @pytest.mark.parametrize("case", SMALL, ids=lambda case: "-".join(map(str, case.values())))
+    def test_real_kernels_keep_what_the_ledger_says(self, case):
+        result = run(0, small_config(**case), "cpu")
+        assert {each.status for each in result.ties} <= {"matched", "ignored"}
+        assert result.measured.agrees
+
+    def test_there_are_two_hundred_of_them(self):
+        assert len(SMALL) >= 200
+
+    def test_a_reduced_model_has_the_shape_of_its_own(self):
+        for name in catalog.names():
+            for tp in (1, 2, 4):
+                if load(name, tp=1).model.heads % tp == 0:
+                    model = load(name, tp=tp).model
+                    little = reduced(load(name, tp=tp)).model
+                    assert little.heads // little.kv_heads == model.heads // model.kv_heads
+                    assert (little.activation, little.norm) == (model.activation, model.norm)
+
+    def test_the_report_is_of_the_reduced_model(self):
+        report = validate(load("llama-3-70b"), "cpu")
+        assert report.failures == ()
+        assert report.symbols["s"] == 64
+        assert "backend cpu" in report.notes[0]
+
+
+class TestRanks:
+    @pytest.mark.parametrize("tp", [2, 4])
+    @pytest.mark.parametrize("sp", [False, True])
+    def test_real_ranks_keep_their_parts_and_their_gradients_are_the_unsplit_layers(self, tp, sp):
+        for config in (
+            small_config(0.1, "bf16", False, 4, "paper-gelu", tp=tp, sp=sp),
+            small_config(0.0, "fp32", False, 1, "flash-swiglu", tp=tp, sp=sp),
+        ):
+            for result in ranks.on_each(tp, run, config, "cpu"):
+                assert {each.status for each in result.ties} <= {"matched", "ignored"}
+                assert result.measured.agrees
+                assert result.gradient_error < TOLERANCE
+
+    def test_wrong_gradients_are_a_failure(self, monkeypatch):
+        monkeypatch.setattr(module, "gradient_error", lambda rank, config: 0.5)
+        (line,) = validate(load("22b", tp=1), "cpu").failures
+        assert line == "rank 0: gradients differ from the unsplit layer's by 0.5"
+
+    def test_one_rank_runs_here(self):
+        assert ranks.on_each(1, max, 3) == [3]
+
+    def test_a_rank_that_fails_says_why(self):
+        with pytest.raises(ranks.RankError, match=r"rank \d failed: .*by zero"):
+            ranks.on_each(2, operator.floordiv, 0)
+
+    def test_a_rank_that_dies_is_noticed(self):
+        with pytest.raises(ranks.RankError, match=r"rank 0 died \(exit code 0\)"):
+            ranks.on_each(2, os._exit)
+
+    def test_a_rank_that_hangs_is_ended(self):
+        """Starting takes longer than this."""
+        with pytest.raises(ranks.RankError, match="rank 0 did not answer within 0 s"):
+            ranks.on_each(2, max, 0, timeout=0)
+
+
+class TestRecomputation:
+    """FLOPs by torch's own counter, on meta; its checkpoint repeats all of a region."""
+
+    @pytest.mark.parametrize("name", ["175b", "llama-3-8b"])
+    @pytest.mark.parametrize("policy", ["none", "selective", "full", "mlp"])
+    def test_flops_are_torchs(self, name, policy):
+        local = {} if name == "175b" else {"implementation": "megatron-local"}
+        config = load(name, tp=1, seq_length=1024, recompute=policy, **local)
+        place = Place("meta", TYPES[config.run.precision])
+        layer, x = Layer(config, place), hidden_state(config, place)
+        with FlopCounterMode(display=False) as forward:
+            y = layer(x)
+        graph = layer_graph(config)
+        assert forward.get_total_flops() == flops.forward(graph)
+        with FlopCounterMode(display=False) as backward:
+            y.backward(torch.empty_like(y))
+        expected = 2 * flops.forward(graph) + flops.recomputed(graph, config.run.regions)
+        assert backward.get_total_flops() == expected
+
+
+class TestAWrongLedgerIsCaught:
+    """Each planted error fails, and names the tensor."""
+
+    def tied(self, change=lambda entries: entries, stored=lambda stored: stored, **settings):
+        config = load("22b", tp=1, **settings)
+        place = Place("meta", TYPES[config.run.precision])
+        measured = measure(Layer(config, place), hidden_state(config, place))
+        graph = layer_graph(config)
+        ties = tie(graph, change(kept(graph, config.run.regions)), stored(measured.stored))
+        return {
+            (t.tensor, t.module, t.status) for t in ties if t.status not in ("matched", "ignored")
+        }
+
+    def test_nothing_is_wrong(self):
+        assert self.tied() == set()
+
+    def test_a_missing_tensor(self):
+        wrong = self.tied(lambda entries: [e for e in entries if e.tensor.name != "gelu_output"])
+        assert wrong == {("(8192 24576)", "gelu", "unexplained")}
+
+    def test_a_wrong_width(self):
+        def widen(entries):
+            for entry in entries:
+                if entry.tensor.name == "softmax_dropout_mask":
+                    entry.tensor.bytes *= 2
+            return entries
+
+        assert self.tied(widen) == {
+            ("softmax_dropout_mask", "softmax_dropout", "missing"),
+            ("(256 2048 2048)", "softmax_dropout", "unexplained"),
+        }
+
+    def test_a_doubled_tensor(self):
+        wrong = self.tied(lambda entries: [*entries, entries[0]])
+        assert wrong == {("layer_input", "", "missing")}
+
+    def test_a_tensor_that_is_kept_besides(self):
+        more = Stored(96, "proj", ("proj",), (4, 12))
+        wrong = self.tied(stored=lambda stored: (*stored, more))
+        assert wrong == {("(4 12)", "proj", "unexplained")}
+
+    def test_a_naive_sequence_parallelism_that_keeps_what_it_gathered(self):
+        config = load("22b", sp=True)
+        naive = replace(config.run.implementation, keeps_gathered=True)
+        place = Place("meta", TYPES[config.run.precision], 8, 0, True)
+        with ranks.pretended(8):
+            layer = Layer(replace(config, run=replace(config.run, implementation=naive)), place)
+            measured = measure(layer, hidden_state(config, place))
+        graph = layer_graph(config)
+        wrong = {(t.tensor, t.status) for t in tie(graph, kept(graph), measured.stored)}
+        assert ("input_norm_output", "missing") in wrong
+        assert ("mlp_norm_output", "missing") in wrong
+
+    def test_a_tensor_that_the_caller_keeps_alive_makes_the_counts_differ(self):
+        held = []
+
+        class Keeps(torch.nn.Module):
+            def forward(self, x):
+                y = x * 2
+                held.append(y)
+                return (y + 1).relu()
+
+        measured = measure(Keeps(), torch.ones(4, 4, requires_grad=True))
+        assert not measured.agrees
+        assert measured.live_bytes - measured.born_bytes - measured.output_bytes == 64
+
+    def test_it_is_status_1_on_the_command_line(self, memcalc, monkeypatch):
+        real = module.kept
+        monkeypatch.setattr(module, "kept", lambda *arguments: real(*arguments)[1:])
+        outcome = memcalc("validate 22b")
+        assert outcome.status == 1
+        assert "failed: rank 0: (2048 4 6144) of the input is unexplained" in outcome.err
+
+
+class TestRoom:
+    def test_what_does_not_fit_is_refused_before_it_is_allocated(self, memcalc, monkeypatch):
+        monkeypatch.setattr(room, "free_bytes", lambda: 2**30)
+        outcome = memcalc("validate 1t --device cpu --full-size --tp 1")
+        assert outcome.status == 2
+        assert "the layer needs about" in outcome.err
+        assert "1,024 MiB are free" in outcome.err
+
+    def test_free_memory_is_known_here(self):
+        assert room.free_bytes() > 0
+
+    def test_need_is_no_less_than_what_is_kept(self):
+        config = load("22b", tp=1)
+        assert room.needed_bytes(config) > library.layer_bytes(config, "exact")
+
+
+def test_what_no_module_is_written_for_is_refused():
+    with pytest.raises(UsageError, match="no module of implementation transformers-sdpa"):
+        validate(load("llama-3-8b", implementation="transformers-sdpa"))
+    with pytest.raises(UsageError, match="choose megatron-local"):
+        validate(load("llama-3-8b", implementation="paper"))
+    with pytest.raises(UsageError, match="device 'cuda' is unknown"):
+        validate(load("22b"), "cuda")
+
+
+def test_the_command_knows_the_devices():
+    assert cli_module.DEVICES == module.DEVICES
+
+
+def test_without_torch_the_extra_is_named(memcalc, monkeypatch):
+    import builtins
+    import sys
+
+    for name in [n for n in sys.modules if n.startswith("memcalc.validate")]:
+        monkeypatch.delitem(sys.modules, name)
+    real = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name == "torch" or name.startswith("torch."):
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    outcome = memcalc("validate 22b")
+    assert outcome.status == 2
+    assert "pip install 'activation-memcalc[torch]'" in outcome.err
