@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memcalc.figures import plot
     from memcalc.formulas import Formula, layer_formula
     from memcalc.report import Report
-    from memcalc.validate.validate import validate
+    from memcalc.validation.validate import validate
 
 # Public name -> where it lives; loaded when first used, so that ``import memcalc`` costs nothing.
 _PUBLIC = {
@@ -71,7 +71,7 @@ _PUBLIC = {
     "models": "memcalc.answers.models:models",
     "plot": "memcalc.figures:plot",
     "recompute": "memcalc.answers.recompute:recompute",
-    "validate": "memcalc.validate.validate:validate",
+    "validate": "memcalc.validation.validate:validate",
 }
 
 __all__ = [

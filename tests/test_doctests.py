@@ -9,6 +9,8 @@ import pytest
 
 import memcalc
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's, of its collectives
+
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(
     module.name

@@ -17,13 +17,13 @@ from memcalc.blocks.layer import layer_graph
 from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.errors import UsageError
-from memcalc.validate import ranks, room
-from memcalc.validate import validate as module
-from memcalc.validate.gradients import TOLERANCE
-from memcalc.validate.match import tie
-from memcalc.validate.measure import Stored, measure
-from memcalc.validate.modules import TYPES, Layer, Place, hidden_state
-from memcalc.validate.validate import reduced, run, validate
+from memcalc.validation import ranks, room
+from memcalc.validation import validate as module
+from memcalc.validation.gradients import TOLERANCE
+from memcalc.validation.match import tie
+from memcalc.validation.measure import Stored, measure
+from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validation.validate import reduced, run, validate
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -340,7 +340,7 @@ def test_without_torch_the_extra_is_named(memcalc, monkeypatch):
     import builtins
     import sys
 
-    for name in [n for n in sys.modules if n.startswith("memcalc.validate")]:
+    for name in [n for n in sys.modules if n.startswith("memcalc.validation")]:
         monkeypatch.delitem(sys.modules, name)
     real = builtins.__import__
 

@@ -43,7 +43,7 @@ def validate(
     """
     config = configure(model, settings)
     try:
-        run = resolve("memcalc.validate.validate:validate")
+        run = resolve("memcalc.validation.validate:validate")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.config import Config
-from memcalc.validate import collectives, kernels
+from memcalc.validation import collectives, kernels
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import Entry
 from memcalc.graph.graph import Graph, Tensor
-from memcalc.validate.measure import Stored
+from memcalc.validation.measure import Stored
 
 MATCHED, IGNORED, MISSING, UNEXPLAINED = "matched", "ignored", "missing", "unexplained"
 
