@@ -1,5 +1,6 @@
 """Collectives: section 4.2.2 of Korthikanti et al. 2022, and what a rank sends in an iteration."""
 
+import pytest
 import sympy
 
 import memcalc
@@ -7,6 +8,7 @@ from memcalc import symbols
 from memcalc.analysis.communication import of_graph, of_iteration
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import load
+from memcalc.errors import ConfigError
 
 
 def traffic(**settings):
@@ -60,26 +62,56 @@ def test_full_recomputation_runs_the_forward_collectives_again():
     assert not [row for row in traffic(recompute="selective") if row.phase == "recompute"]
 
 
-def test_an_iteration_sends_outputs_between_stages_and_gradients_between_replicas():
-    config = load("175b", sp=True, dp=2, global_batch_size=128)
-    rows = of_iteration(config)
-    s, h, t, m, micro = 2048, 12288, 8, 3, 64
-    sends = [row for row in rows if row.collective == "send"]
-    assert [(row.phase, row.times) for row in sends] == [
-        ("forward", micro * m),
-        ("backward", micro * m),
-    ]
-    assert sends[0].bytes == micro * m * 2 * s * h // t
-    gradients = rows[-1]
-    from memcalc.analysis.parameters import parameters
+def sends(**settings):
+    rows = of_iteration(load("175b", **settings))
+    return [(row.phase, row.times, row.bytes) for row in rows if row.collective == "send"]
 
-    # a ring all-reduce over two ranks sends the whole of a rank's fp32 gradients once
-    assert gradients.bytes * t * 8 == 4 * parameters(config)
-    layer = {(r.collective, r.phase, r.overlapped_with): r for r in of_graph(layer_graph(config))}
-    for row in rows[: len(layer)]:
-        one = layer[row.collective, row.phase, row.overlapped_with]
-        assert row.times == one.times * 12 * micro
-        assert row.bytes == one.bytes * 12 * micro
+
+def test_stages_send_their_outputs_and_the_gradients_of_them():
+    """2sbh a micro-batch and chunk, or a shard of it under sequence parallelism."""
+    s, h, t, m, micro = 2048, 12288, 8, 3, 64
+    whole = micro * m * 2 * s * h
+    assert sends() == [("forward", micro * m, whole), ("backward", micro * m, whole)]
+    assert sends(sp=True) == [
+        ("forward", micro * m, whole // t),
+        ("backward", micro * m, whole // t),
+    ]
+
+
+def test_replicas_reduce_the_fp32_gradients_of_a_stages_own_parameters():
+    """A ring all-reduce over two ranks sends the whole of them once."""
+    h, t, layers = 12288, 8, 96 // 8
+    rows = of_iteration(load("175b", dp=2, global_batch_size=128))
+    split = 12 * h**2 + 3 * h + 4 * h  # the linears' weights, and biases of qkv and fc1
+    whole = 4 * h + 2 * h  # norms, and biases of proj and fc2
+    assert rows[-1].bytes == 4 * layers * (split // t + whole)
+
+
+def test_a_single_stage_has_the_ends_collectives_too():
+    """22B: an all-reduce of the embedding's output forward, one of the head's input backward."""
+    s, b, h, t, layers = 2048, 4, 6144, 8, 48
+    rows = of_iteration(load("22b"))
+    assert {(row.phase, row.times) for row in rows} == {
+        ("forward", 2 * layers),
+        ("backward", 2 * layers),
+        ("forward", 1),
+        ("backward", 1),
+    }
+    total = sum(row.bytes for row in rows)
+    assert total == (4 * layers + 2) * 2 * (t - 1) * 2 * s * b * h // t
+
+
+def test_an_iteration_is_a_stages_layers_for_every_micro_batch():
+    rows = of_iteration(load("175b", sp=True))
+    s, h, t, layers, micro = 2048, 12288, 8, 12, 64
+    again = next(row for row in rows if row.overlapped_with == "data gradient")
+    assert again.times == 2 * layers * micro
+    assert again.bytes == 2 * layers * micro * (t - 1) * 2 * s * h // t
+
+
+def test_layers_that_do_not_divide_are_refused():
+    with pytest.raises(ConfigError, match="5 chunks do not divide layers 48"):
+        memcalc.comm(load("22b", pp=5))
 
 
 def test_one_rank_sends_nothing():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import memcalc as library
+from memcalc.checks.claims import claims
 from memcalc.cli.main import COMMANDS
 from memcalc.graph import ops
 
@@ -28,6 +29,12 @@ def test_the_first_command_answers_what_stands_beside_it():
     assert first.endswith("&& .venv/bin/memcalc layer 175b")
     assert "layer 175b" in [line for line, _ in SHOWN]
     assert "pytest" in second
+
+
+def test_the_claims_are_as_many_as_is_said():
+    number = len(list(claims()))
+    assert f"{number} claims" in README
+    assert f"{number} claims" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_every_command_is_documented():

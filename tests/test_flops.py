@@ -110,6 +110,19 @@ class TestIteration:
         (flash,) = memcalc.flops(load("22b", attention="flash"), causal=True).records()
         assert flash["forward_flops"] == row["forward_flops"]
 
+    def test_recomputed_products_are_halved_too(self):
+        s, b, h, layers = 2048, 4, 6144, 48
+        (row,) = memcalc.flops(load("22b", recompute="selective"), causal=True).records()
+        assert row["recompute_flops"] == layers * 4 * b * s**2 * h // 2
+
+    def test_the_number_of_gpus_counts(self):
+        config = load("22b")
+        eight, sixteen = (memcalc.flops(config, iteration_time=1.1, gpus=gpus) for gpus in (8, 16))
+        assert eight.column("mfu_percent")[0] == 2 * sixteen.column("mfu_percent")[0]
+        assert any("16 GPUs share the work of a config of 8 ranks" in n for n in sixteen.notes)
+        fast = memcalc.flops(config, iteration_time=0.1)
+        assert any("more than the peak" in note for note in fast.notes)
+
     def test_without_a_time_the_utilisation_is_unknown(self):
         (row,) = memcalc.flops(load("22b")).records()
         assert row["mfu_percent"] is row["hfu_percent"] is row["hfu_printed_percent"] is None

@@ -6,7 +6,15 @@ import pytest
 
 from memcalc import paper, symbols
 from memcalc.analysis.parameters import owned, parameters
-from memcalc.analysis.schedule import BACKWARD, FORWARD, holdings, interleaved, one_f_one_b, peak
+from memcalc.analysis.schedule import (
+    BACKWARD,
+    FORWARD,
+    holdings,
+    interleaved,
+    one_f_one_b,
+    order,
+    peak,
+)
 from memcalc.analysis.stages import stages
 from memcalc.analysis.states import RECIPES
 from memcalc.blocks.layer import layer_graph
@@ -24,15 +32,15 @@ def steps(stage, p, m, n):
 @pytest.mark.parametrize(("p", "m", "n"), PIPELINES)
 def test_every_micro_batch_goes_forward_and_then_backward_through_every_chunk(p, m, n):
     for stage in range(p):
-        order = steps(stage, p, m, n)
+        walked = steps(stage, p, m, n)
         seen = {
-            phase: [(i, c) for ph, i, c in order if ph == phase] for phase in (FORWARD, BACKWARD)
+            phase: [(i, c) for ph, i, c in walked if ph == phase] for phase in (FORWARD, BACKWARD)
         }
         every = sorted((i, c) for i in range(n) for c in range(m))
         assert sorted(seen[FORWARD]) == sorted(seen[BACKWARD]) == every
-        for held in holdings(order):
+        for held in holdings(walked):
             assert all(count >= 0 for count in held.values())
-        assert not any(list(holdings(order))[-1].values())
+        assert not any(list(holdings(walked))[-1].values())
 
 
 @pytest.mark.parametrize(("p", "m", "n"), PIPELINES)
@@ -119,6 +127,46 @@ def test_full_recomputation_keeps_2sbh_a_layer_or_its_shard():
         config = load("1t", recompute="full", sp=sp)
         letters = paper.exact(symbols.values(config))
         assert stages(config)[0].layers == paper.COUNTS[name](letters)
+
+
+def test_the_head_is_on_the_last_chunk_and_sends_no_output():
+    """Interleaved, 175B on 8 stages of 3 chunks: the last stage's last chunk alone has a head."""
+    config = load("175b", sp=True)
+    kept = stages(config, frees_outputs=False)
+    last, first = kept[-1], kept[0]
+    x = paper.exact(symbols.values(config))
+    one_head = 2 * sum(paper.COUNTS[n](x) for n in ("final_norm", "projection")) / 2
+    one_head += paper.COUNTS["logits"](x)
+    assert last.head == last.microbatches[2] * one_head
+    shard = 2 * 2048 * 12288 // 8
+    assert last.outputs == shard * (last.microbatches[0] + last.microbatches[1])
+    assert first.outputs == shard * sum(first.microbatches.values())
+
+
+def test_accounting_reaches_the_ends():
+    """Exact accounting adds 9 bytes a token for the loss's targets, and the norm's statistics."""
+    paper_, exact = (stages(load("22b"), accounting)[0] for accounting in ("paper", "exact"))
+    tokens = 2048 * 4
+    assert exact.head - paper_.head == (8 + 1 + 4 + 4) * tokens
+    assert exact.embedding - paper_.embedding == (8 + 1) * tokens
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 3), (8, 3)])
+def test_a_long_pipeline_holds_what_a_shorter_one_holds(p, m):
+    """Only some rounds are walked of it: more of them change nothing."""
+    for stage_ in range(p):
+        for n in range(p, 12 * p + 1):
+            whole = list(interleaved(stage_, p, n, m) if m > 1 else one_f_one_b(stage_, p, n))
+            for weight in (
+                lambda chunk: 1,
+                lambda chunk: 1 + 5 * chunk,
+                lambda chunk: 9 - 4 * chunk,
+            ):
+                walked = peak(order(stage_, p, n, m), weight)
+                held = peak(whole, weight)
+                assert sum(walked[c] * weight(c) for c in walked) == sum(
+                    held[c] * weight(c) for c in held
+                )
 
 
 def test_layers_that_do_not_divide_over_the_stages_are_refused():

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-from memcalc.analysis.parameters import parameters
+from memcalc.analysis.parameters import held
+from memcalc.analysis.stages import layers_per_chunk, output_bytes
 from memcalc.analysis.states import RECIPES
+from memcalc.blocks.embedding import embedding_graph
+from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph, Move
@@ -34,6 +37,10 @@ class Traffic(NamedTuple):
     times: int
     bytes: Size
     overlapped_with: str
+
+    def times_over(self, repeats: int) -> "Traffic":
+        """The same, so many times."""
+        return self._replace(times=self.times * repeats, bytes=self.bytes * repeats)
 
 
 def ring_bytes(move: Move) -> Size:
@@ -65,31 +72,42 @@ def of_graph(graph: Graph, regions: frozenset[str] = frozenset()) -> list[Traffi
 
 
 def of_iteration(config: Config) -> list[Traffic]:
-    """What one rank of a middle pipeline stage sends in an iteration.
+    """What one rank of ``busiest_stage`` sends in an iteration.
 
-    Its layers' collectives for every micro-batch; its outputs forward and their gradients backward;
-    and the ring all-reduce of its gradients over the data-parallel ranks, in fp32.
+    Its layers' collectives for every micro-batch, and its ends'; its outputs forward and their
+    gradients backward; and the ring all-reduce of its fp32 gradients over data-parallel ranks.
+
+    Raises:
+        ConfigError: The layers do not divide over the stages.
     """
     parallel, micro = config.parallel, config.microbatches
-    layers = Fraction(config.model.layers, parallel.pp)
-    rows = [
-        row._replace(times=int(row.times * layers * micro), bytes=row.bytes * layers * micro)
-        for row in of_graph(layer_graph(config), config.run.regions)
-    ]
+    stage = busiest_stage(config)
+    layers = layers_per_chunk(config) * parallel.vpp
+    ends = [embedding_graph(config)] if stage == 0 else []
+    ends += [head_graph(config)] if stage == parallel.pp - 1 else []
+    layer = layer_graph(config)
+    rows = [row.times_over(layers * micro) for row in of_graph(layer, config.run.regions)]
+    rows += [row.times_over(micro) for graph in ends for row in of_graph(graph)]
     if parallel.pp > 1:
-        run = config.run
-        hidden = run.seq_length * run.micro_batch_size * config.model.hidden_size
-        sent = run.activation_bytes * hidden // (parallel.tp if parallel.sp else 1)
         times = micro * parallel.vpp
-        rows += [
-            Traffic("send", phase, times, times * sent, "") for phase in ("forward", "backward")
-        ]
+        sent = times * output_bytes(config)
+        rows += [Traffic("send", way, times, sent, "") for way in ("forward", "backward")]
     if parallel.dp > 1:
-        gradients = Fraction(RECIPES["paper"].gradient * parameters(config))
-        share = gradients / (parallel.tp * parallel.pp)
-        move = Move("all_reduce", "backward", share, parallel.dp)
+        parameters = layers * held(layer) + sum(held(graph) for graph in ends)
+        gradients = RECIPES["paper"].gradient * parameters
+        move = Move("all_reduce", "backward", gradients, parallel.dp)
         rows.append(Traffic("all_reduce", "backward", 1, ring_bytes(move), ""))
     return rows
+
+
+def busiest_stage(config: Config) -> int:
+    """A stage that sends both ways, if there is one; else the first.
+
+    >>> from memcalc.config import load
+    >>> busiest_stage(load("530b")), busiest_stage(load("22b"))
+    (1, 0)
+    """
+    return 1 if config.parallel.pp > 2 else 0
 
 
 def _moves(graph: Graph, regions: frozenset[str]) -> Iterator[tuple[Move, str]]:

@@ -4,11 +4,15 @@ Conventions: no causal discount unless it is asked for; backward is two products
 forward's; what a flash kernel's own backward computes again is not counted.
 """
 
+from fractions import Fraction
 from typing import NamedTuple
 
+from memcalc import paper, symbols
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
+from memcalc.config.gpus import gpu
+from memcalc.errors import UsageError
 from memcalc.graph.graph import Graph, Op
 from memcalc.graph.mesh import Size
 
@@ -79,6 +83,41 @@ def iteration(config: Config, causal: bool = False) -> Flops:
     one, layers = layer(config, causal), config.model.layers
     passes = layers * one.forward + forward(head_graph(config), causal)
     return Flops(times * passes, times * layers * one.recomputed)
+
+
+def percent_of_peak(
+    done: int | Fraction, config: Config, seconds: int | float | Fraction, gpus: int | None = None
+) -> Fraction:
+    """The percent of what the GPUs could do in some seconds, at the peak of the run's precision.
+
+    Args:
+        done: FLOPs.
+        config: The run; its GPU is known.
+        seconds: The time.
+        gpus: How many; by default, the config's ranks.
+
+    Raises:
+        UsageError: The GPU is not named, or has no known peak for the precision.
+
+    >>> from memcalc.config import load
+    >>> config = load("530b")
+    >>> round(float(percent_of_peak(iteration(config).model, config, 37.83)), 1)
+    56.0
+    """
+    if config.run.gpu is None:
+        raise UsageError("utilisation needs the name of a GPU (--gpu)")
+    found = gpu(config.run.gpu)
+    peak = found.peaks.get(config.run.precision)
+    if peak is None:
+        raise UsageError(f"{found.name} has no known peak for {config.run.precision}")
+    return 100 * Fraction(done) / (Fraction(seconds) * (gpus or config.parallel.ranks) * peak)
+
+
+def printed_hardware(config: Config) -> Fraction:
+    """Hardware FLOPs of an iteration by the paper's equation 8, as printed."""
+    letters = paper.exact({**symbols.values(config), "B": config.sequences})
+    found: Fraction = paper.EQUATIONS[8](letters)
+    return found
 
 
 def _flops(op: Op, causal: bool) -> Size:

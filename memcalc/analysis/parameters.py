@@ -1,6 +1,7 @@
 """Parameters: the weights that the operations of a model own."""
 
 from collections.abc import Mapping
+from math import prod
 
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -20,6 +21,20 @@ def owned(graph: Graph) -> Size:
     True
     """
     return sum(elements(weight.axes) for op in graph.ops for weight in op.weights)
+
+
+def held(graph: Graph) -> Size:
+    """Parameters of a graph that one rank holds.
+
+    >>> from memcalc.blocks.layer import layer_graph
+    >>> from memcalc.config import load
+    >>> h, t = 12288, 8
+    >>> held(layer_graph(load("175b"))) == (12 * h**2 + 7 * h) // t + 6 * h
+    True
+    """
+    return sum(
+        prod(axis.local for axis in weight.axes) for op in graph.ops for weight in op.weights
+    )
 
 
 def parameters(config: Config, sizes: Mapping[str, Size] | None = None) -> Size:

@@ -4,7 +4,8 @@ A schedule is a generator of steps, written as the framework runs it. What a sta
 formula here: it is found by walking the order.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 FORWARD = "forward"
@@ -26,39 +27,45 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """
     warmup = min(stages - stage - 1, microbatches)
-    return _in_turns(
-        warmup,
-        [Step(FORWARD, i) for i in range(microbatches)],
-        [Step(BACKWARD, i) for i in range(microbatches)],
-    )
+    forwards = (Step(FORWARD, i) for i in range(microbatches))
+    backwards = (Step(BACKWARD, i) for i in range(microbatches))
+    return _in_turns(warmup, forwards, backwards)
 
 
 def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> Iterator[Step]:
     """Interleaved 1F1B: of several chunks, groups of p micro-batches run through each in turn.
 
-    Narayanan et al. 2021, section 2.2; the warm-up is Megatron-LM's (pipeline_parallel/
-    schedules.py): ``2(p - S - 1) + (m - 1)p`` chunks at stage S, counted from 0.
+    Narayanan et al. 2021, section 2.2; the warm-up is Megatron-core's (pipeline_parallel/
+    schedules.py): ``2(p - S - 1) + (m - 1)p`` chunks at stage S, counted from 0. (Versions before
+    2024 warm up with all chunks where there are just p micro-batches.)
 
     >>> order = [f"{s.phase[0]}{s.microbatch}.{s.chunk}" for s in interleaved(1, 2, 2, 2)]
     >>> order
     ['f0.0', 'f1.0', 'f0.1', 'b0.1', 'f1.1', 'b1.1', 'b0.0', 'b1.0']
     """
-    groups = [
-        range(first, min(first + stages, microbatches)) for first in range(0, microbatches, stages)
-    ]
-    forwards = [Step(FORWARD, i, c) for group in groups for c in range(chunks) for i in group]
-    backwards = [
-        Step(BACKWARD, i, c) for group in groups for c in reversed(range(chunks)) for i in group
-    ]
-    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
-    return _in_turns(warmup, forwards, backwards)
+
+    def chunked(phase: str, order_: Sequence[int]) -> Iterator[Step]:
+        for first in range(0, microbatches, stages):
+            for chunk in order_:
+                for i in range(first, min(first + stages, microbatches)):
+                    yield Step(phase, i, chunk)
+
+    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * stages, chunks * microbatches)
+    forwards = chunked(FORWARD, range(chunks))
+    return _in_turns(warmup, forwards, chunked(BACKWARD, range(chunks)[::-1]))
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> Iterator[Step]:
-    """The order of a stage: interleaved where it has several chunks, else plain 1F1B."""
+    """The order of a stage: interleaved where it has several chunks, else plain 1F1B.
+
+    A steady pipeline repeats itself, so of many micro-batches only as many are walked as change
+    what a stage holds: some rounds of the pipeline, and the rest of the last one.
+    """
+    rounds = 4
+    walked = min(microbatches, rounds * stages + microbatches % stages)
     if chunks > 1:
-        return interleaved(stage, stages, microbatches, chunks)
-    return one_f_one_b(stage, stages, microbatches)
+        return interleaved(stage, stages, walked, chunks)
+    return one_f_one_b(stage, stages, walked)
 
 
 def holdings(steps: Iterable[Step]) -> Iterator[dict[int, int]]:
@@ -66,7 +73,7 @@ def holdings(steps: Iterable[Step]) -> Iterator[dict[int, int]]:
     held: dict[int, int] = {}
     for phase, _, chunk in steps:
         held[chunk] = held.get(chunk, 0) + (1 if phase == FORWARD else -1)
-        yield held
+        yield dict(held)
 
 
 def peak(steps: Iterable[Step], weight: Callable[[int], int]) -> dict[int, int]:
@@ -89,10 +96,10 @@ def peak(steps: Iterable[Step], weight: Callable[[int], int]) -> dict[int, int]:
     return at_most
 
 
-def _in_turns(warmup: int, forwards: list[Step], backwards: list[Step]) -> Iterator[Step]:
+def _in_turns(warmup: int, forwards: Iterator[Step], backwards: Iterator[Step]) -> Iterator[Step]:
     """So many forwards, then one forward and one backward in turns, then the rest backward."""
-    yield from forwards[:warmup]
-    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
+    yield from islice(forwards, warmup)
+    for forward in forwards:
         yield forward
-        yield backward
-    yield from backwards[len(forwards) - warmup :]
+        yield next(backwards)
+    yield from backwards

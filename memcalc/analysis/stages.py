@@ -71,15 +71,10 @@ def stage(
     """
     parallel = config.parallel
     first, last = number == 0, number == parallel.pp - 1
-    per_chunk, rest = divmod(config.model.layers, parallel.pp * parallel.vpp)
-    if rest:
-        raise ConfigError(
-            f"{parallel.pp * parallel.vpp} chunks do not divide layers {config.model.layers}"
-        )
-    layers = per_chunk * layer_bytes(config, accounting)
+    layers = layers_per_chunk(config) * layer_bytes(config, accounting)
     embedding = _bytes(embedding_graph(config), accounting) if first else 0
     head = _bytes(head_graph(config), accounting) if last else 0
-    output = 0 if frees_outputs else _output_bytes(config)
+    output = 0 if frees_outputs else output_bytes(config)
     final = parallel.vpp - 1
 
     # the first chunk of the first stage has the embedding; the last of the last has the head, and
@@ -95,8 +90,21 @@ def stage(
     return Held(number, held, layers * sum(held.values()), *parts)
 
 
-def _output_bytes(config: Config) -> int:
-    """A stage's output, as a rank holds it."""
+def layers_per_chunk(config: Config) -> int:
+    """The layers of each chunk of the pipeline.
+
+    Raises:
+        ConfigError: The chunks do not divide the layers.
+    """
+    chunks = config.parallel.pp * config.parallel.vpp
+    layers, rest = divmod(config.model.layers, chunks)
+    if rest:
+        raise ConfigError(f"{chunks} chunks do not divide layers {config.model.layers}")
+    return layers
+
+
+def output_bytes(config: Config) -> int:
+    """The bytes of a stage's output for one micro-batch, as a rank holds and sends it."""
     run, parallel = config.run, config.parallel
     hidden = run.activation_bytes * run.seq_length * run.micro_batch_size * config.model.hidden_size
     return hidden // (parallel.tp if parallel.sp else 1)

@@ -2,7 +2,7 @@
 
 from memcalc import symbols
 from memcalc.analysis import communication
-from memcalc.answers.notes import notes, recomputation, setting
+from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.report import Column, Report
@@ -24,8 +24,9 @@ def comm(config: Config) -> Report:
     layer = communication.of_graph(layer_graph(config), config.run.regions)
     scopes = {"layer": layer, "iteration": communication.of_iteration(config)}
     lines: tuple[str, ...] = (
-        "layer: one layer, one micro-batch; iteration: a rank of a middle pipeline stage, all its "
-        "layers and micro-batches",
+        "layer: one layer, one micro-batch; iteration: a rank of pipeline stage "
+        f"{communication.busiest_stage(config)} of {config.parallel.pp} (from 0), all its layers, "
+        f"ends and micro-batches, for {batch_note(config)}",
         "bytes are what a rank sends, by the ring algorithms: (n-1)/n of the tensor for a gather "
         "or a scatter, twice that for an all-reduce",
     )

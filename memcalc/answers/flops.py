@@ -1,8 +1,10 @@
 """``flops``: the FLOPs of an iteration, or of one layer, and the utilisation that they mean."""
 
-from memcalc import paper, symbols
+from fractions import Fraction
+
+from memcalc import symbols
 from memcalc.analysis import flops as count
-from memcalc.answers.notes import notes, recomputation, setting
+from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.config.recompute import POLICIES
@@ -42,11 +44,16 @@ def flops(
     """
     if scope not in SCOPES:
         raise UsageError(f"scope {scope!r} is unknown; {nearest(str(scope), SCOPES)}")
-    if iteration_time is not None and (scope == "layer" or not iteration_time > 0):
-        raise UsageError("an iteration's time is a positive number, and for the whole iteration")
+    if iteration_time is None and gpus is not None:
+        raise UsageError("the number of GPUs has no meaning without an iteration's time")
+    if iteration_time is not None and (scope == "layer" or not 1e-6 <= iteration_time <= 1e9):
+        raise UsageError(
+            "an iteration's time is a number of seconds from 1e-6 to 1e9, for the whole iteration"
+        )
+    seconds = None if iteration_time is None else Fraction(str(iteration_time))
     done = getattr(count, scope)(config, causal)
-    share, lines = _utilisation(config, iteration_time, gpus)
     printed = _printed(config) if scope == "iteration" and not causal else None
+    mfu = _percent(done.model, config, seconds, gpus)
     return Report(
         "flops",
         f"FLOPs of {'one layer' if scope == 'layer' else 'an iteration'} of {setting(config)}, "
@@ -68,37 +75,30 @@ def flops(
                 done.recomputed,
                 done.model,
                 done.hardware,
-                share * done.model if share else None,
-                share * done.hardware if share else None,
-                share * printed if share and printed else None,
+                mfu,
+                _percent(done.hardware, config, seconds, gpus),
+                _percent(printed, config, seconds, gpus),
             ),
         ),
         symbols.values(config),
-        (*notes(config), _scope_note(config, scope), *_conventions(config, causal), *lines),
+        (
+            *notes(config),
+            _scope_note(config, scope),
+            *_conventions(config, causal, printed is not None),
+            *_gpu_note(config, gpus, mfu),
+        ),
     )
 
 
-def _utilisation(
-    config: Config, seconds: float | None, gpus: int | None
-) -> tuple[float | None, tuple[str, ...]]:
-    """The percent of the GPUs' peak that one FLOP is, and what that rests on."""
-    if seconds is None:
-        return None, ()
-    if config.run.gpu is None:
-        raise UsageError("utilisation needs the name of a GPU (--gpu)")
-    number = config.parallel.ranks if gpus is None else gpus
-    found = gpu(config.run.gpu)
-    peak = found.peaks.get(config.run.precision)
-    if peak is None:
-        raise UsageError(f"{found.name} has no known peak for {config.run.precision}")
-    line = f"utilisation of {number} x {found.name} at {peak / 1e12:g} TFLOP/s ({found.source})"
-    ranks = config.parallel.ranks
-    if number % ranks:
-        line += f"; {number} GPUs are no multiple of the model's {ranks} ranks"
-    return 100 / (seconds * number * peak), (line,)
+def _percent(
+    done: int | Fraction | None, config: Config, seconds: Fraction | None, gpus: int | None
+) -> float | None:
+    if done is None or seconds is None:
+        return None
+    return float(count.percent_of_peak(done, config, seconds, gpus))
 
 
-def _printed(config: Config) -> float | None:
+def _printed(config: Config) -> Fraction | None:
     """Hardware FLOPs by the paper's equation 8, for the layer and the policy that it counts."""
     model = config.model
     its_layer = (
@@ -107,28 +107,47 @@ def _printed(config: Config) -> float | None:
         and model.head_size * model.heads == model.hidden_size
         and model.ffn_size == 4 * model.hidden_size
     )
-    if not its_layer or config.run.regions != POLICIES["selective"]:
-        return None
-    batch = config.microbatches * config.run.micro_batch_size * config.parallel.dp
-    return float(paper.EQUATIONS[8](paper.exact({**symbols.values(config), "B": batch})))
+    if its_layer and config.run.regions == POLICIES["selective"]:
+        return count.printed_hardware(config)
+    return None
+
+
+def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str, ...]:
+    """What a utilisation rests on."""
+    if mfu is None:
+        return ()
+    found = gpu(str(config.run.gpu))
+    number, ranks = gpus or config.parallel.ranks, config.parallel.ranks
+    peak = (found.peaks[config.run.precision] or 0) / 1e12
+    lines: tuple[str, ...] = (
+        f"utilisation of {number} x {found.name} at {peak:g} TFLOP/s ({found.source})",
+    )
+    if number != ranks:
+        lines += (
+            f"warning: {number} GPUs share the work of a config of {ranks} ranks; set --dp and "
+            "--global-batch-size if they work on more",
+        )
+    if mfu > 100:
+        lines += (
+            "warning: more than the peak: the time, the batch or the GPUs are not this run's",
+        )
+    return lines
 
 
 def _scope_note(config: Config, scope: str) -> str:
     if scope == "layer":
         return "one layer, one micro-batch, all tensor-parallel ranks together"
-    batch = config.microbatches * config.run.micro_batch_size * config.parallel.dp
-    assumed = "" if config.run.global_batch_size else " (assumed)"
-    return f"all layers and the head, over all ranks, for a global batch of {batch}{assumed}"
+    return f"all layers and the head, over all ranks; {batch_note(config)}"
 
 
-def _conventions(config: Config, causal: bool) -> tuple[str, ...]:
+def _conventions(config: Config, causal: bool, printed: bool) -> tuple[str, ...]:
     mask = "counts half of the attention's own products" if causal else "saves none"
     lines: tuple[str, ...] = (
         f"matrix products only, a multiply-add is two FLOPs, a causal mask {mask}",
     )
     if config.run.implementation.attention == "flash":
         lines += ("what the flash kernel's own backward computes again (QK^T) is not counted",)
-    if config.run.regions == POLICIES["selective"]:
+    if printed:
         lines += (
             "hfu printed is by the paper's equation 8, which counts the repeated core three times "
             "(Megatron-LM issue 523)",

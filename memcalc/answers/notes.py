@@ -44,3 +44,9 @@ def flash_note(config: Config) -> tuple[str, ...]:
         "selective recomputation saves next to nothing here: a flash kernel keeps nothing of "
         "s x s, and the output projection keeps the attention's output all the same",
     )
+
+
+def batch_note(config: Config) -> str:
+    """The global batch of an iteration, and whether anybody said it."""
+    said = "" if config.run.global_batch_size else " (assumed: as many micro-batches as chunks)"
+    return f"a global batch of {config.sequences}{said}"

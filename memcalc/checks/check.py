@@ -3,7 +3,7 @@
 from collections import Counter
 from fractions import Fraction
 
-from memcalc.checks.claims import VERDICTS, Claim, Ours, claims, verdict
+from memcalc.checks.claims import VERDICTS, Claim, Derived, Ours, claims, verdict
 from memcalc.checks.paper import ours
 from memcalc.report import Column, Report
 
@@ -39,7 +39,12 @@ def check() -> Report:
         ),
         tuple(_row(claim, found, said) for claim, found, said in judged),
         {},
-        (*(f"{name}: {what}" for name, what in VERDICTS.items()), _summary(judged, counts)),
+        (
+            *(f"{name}: {what}" for name, what in VERDICTS.items()),
+            "difference and tolerance are in the row's own unit",
+            *_reasons(judged),
+            _summary(judged, counts),
+        ),
         tuple(
             f"{claim.id} is {said}, where {claim.verdict} is expected"
             for claim, _, said in judged
@@ -49,26 +54,37 @@ def check() -> Report:
 
 
 def _row(claim: Claim, found: Ours, said: str) -> tuple[object, ...]:
-    comparable = claim.number is not None and found is not None and not isinstance(found, str)
+    number = found if isinstance(found, int | Fraction) else None
+    both = number is not None and claim.number is not None
     return (
         claim.id,
         claim.source,
         claim.page,
         claim.printed if claim.relation == "=" else f"{claim.relation} {claim.printed}",
         claim.unit,
-        _plain(found),
-        _plain(found - claim.number) if comparable else None,  # type: ignore[operator]
+        found.written if isinstance(found, Derived) else _plain(found),
+        _plain(number - claim.number) if both else None,  # type: ignore[operator]
         _plain(claim.tolerance),
         said,
         claim.explanation,
     )
 
 
-def _plain(value: Ours) -> int | float | str | None:
+def _plain(value: int | Fraction | str | None) -> int | float | str | None:
     """A number as JSON has it: whole, or a float."""
     if isinstance(value, Fraction):
         return value.numerator if value.denominator == 1 else float(value)
     return value
+
+
+def _reasons(judged: list[tuple[Claim, Ours, str]]) -> tuple[str, ...]:
+    """Why what is not as printed is not."""
+    odd = ("paper_slip", "not_derivable", "unexplained")
+    return tuple(
+        f"{claim.id} (page {claim.page}), {said}: {claim.explanation}"
+        for claim, _, said in judged
+        if said in odd
+    )
 
 
 def _summary(judged: list[tuple[Claim, Ours, str]], counts: Counter[str]) -> str:

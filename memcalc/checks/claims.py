@@ -1,21 +1,45 @@
 """A claim: a printed number or formula, what the engine says, and the verdict on both."""
 
+import operator
 from collections.abc import Iterator
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
-from memcalc import resources
+import sympy
 
-Ours: TypeAlias = int | Fraction | str | None
+from memcalc import resources
+from memcalc.checks.grammar import formula
 
 VERDICTS = {
     "agrees": "equal, or the printed bound holds",
-    "agrees_rounding": "equal to the printed digits",
+    "agrees_rounding": "equal within the rounding of what is printed",
     "agrees_reading": "equal within the error of reading a figure",
-    "paper_slip": "differs, and the explanation says why",
-    "measured": "the authors' timing: there is nothing to derive",
+    "paper_slip": "differs from the printed value, and equals the corrected one",
+    "measured": "the authors' timing; where FLOPs alone say something, it is the corrected value",
     "not_derivable": "a quantity that it rests on is not printed",
+    "unexplained": "differs from the printed value and from any corrected one: something is wrong",
 }
+
+
+class Derived(NamedTuple):
+    """A formula that the engine has: values where the letters have values, numbers or symbols.
+
+    Attributes:
+        witnesses: Values, each with the letters at which it was derived.
+        written: How the formula is written.
+    """
+
+    witnesses: list[tuple[Any, SimpleNamespace]]
+    written: str
+
+    def equals(self, text: str) -> bool:
+        """Whether a printed formula has the same value at every witness."""
+        printed = formula(text)
+        return all(sympy.expand(value - printed(letters)) == 0 for value, letters in self.witnesses)
+
+
+Ours: TypeAlias = int | Fraction | str | Derived | None
 
 
 class Claim(NamedTuple):
@@ -30,8 +54,12 @@ class Claim(NamedTuple):
         unit: The unit of both.
         tolerance: How far ours may be off, by rounding or reading, or None.
         page: The page.
-        obtained: ``printed``, ``timing``, ``figure``, or ``summary`` of what another says of it.
+        obtained: ``printed``; ``timing`` for what the authors measured; ``figure`` for what was
+            read off one; ``recomputed`` from two printed numbers; or ``summary`` of what another
+            text says of the paper.
         verdict: The verdict expected, by hand.
+        corrected: What it should be, by hand, where the printed value is a slip; of a timing, what
+            FLOPs alone say.
         explanation: Why they differ, or what to know.
     """
 
@@ -45,6 +73,7 @@ class Claim(NamedTuple):
     page: int
     obtained: str
     verdict: str
+    corrected: str
     explanation: str
 
     @property
@@ -75,23 +104,41 @@ def claims() -> Iterator[Claim]:
 
 
 def verdict(claim: Claim, ours: Ours) -> str:
-    """The verdict that printed value, tolerance and ours lead to.
-
-    A formula's ``ours`` is the printed text itself where the two are equal as functions.
-    """
+    """The verdict that follows from what is printed, its tolerance, and ours."""
     if claim.obtained == "timing":
-        return "measured"
+        foreseen = ours is None or _is_corrected(claim, ours)
+        return "measured" if foreseen else "unexplained"
     if ours is None:
         return "not_derivable"
-    if claim.number is None:
-        return "agrees" if ours == claim.printed else "paper_slip"
-    assert not isinstance(ours, str)
-    if claim.relation == "<":
-        return "agrees" if ours < claim.number else "paper_slip"
-    if claim.relation == ">":
-        return "agrees" if ours > claim.number else "paper_slip"
-    if ours == claim.number:
+    if _holds(claim, ours):
         return "agrees"
-    if claim.tolerance is not None and abs(ours - claim.number) <= claim.tolerance:
+    if _within(claim, ours):
         return "agrees_reading" if claim.obtained == "figure" else "agrees_rounding"
-    return "paper_slip"
+    return "paper_slip" if _is_corrected(claim, ours) else "unexplained"
+
+
+def _holds(claim: Claim, ours: Ours) -> bool:
+    if isinstance(ours, Derived):
+        return ours.equals(claim.printed)
+    if claim.number is None or ours is None or isinstance(ours, str):
+        return ours == claim.printed
+    compare = {"=": operator.eq, "<": operator.lt, ">": operator.gt}[claim.relation]
+    return bool(compare(ours, claim.number))
+
+
+def _within(claim: Claim, ours: Ours) -> bool:
+    if claim.tolerance is None or claim.number is None or not isinstance(ours, int | Fraction):
+        return False
+    return claim.relation == "=" and abs(ours - claim.number) <= claim.tolerance
+
+
+def _is_corrected(claim: Claim, ours: Ours) -> bool:
+    """Whether ours is the corrected value, to the digits that it is given to."""
+    if not claim.corrected:
+        return False
+    if isinstance(ours, Derived):
+        return ours.equals(claim.corrected)
+    if not isinstance(ours, int | Fraction):
+        return ours == claim.corrected
+    digits = len(claim.corrected.partition(".")[2])
+    return abs(ours - Fraction(claim.corrected)) <= Fraction(1, 2 * 10**digits)

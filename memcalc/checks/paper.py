@@ -1,15 +1,14 @@
 """The quantities that the claims of Korthikanti et al. 2022 are about, as the engine has them.
 
-A quantity is a function of a catalogue name, or of nothing. Numbers are exact where the engine's
-are. Of a formula, a quantity gives pairs (ours, printed), of expressions or of numbers, which must
-all be equal, and how ours is written where it is another formula.
+A quantity is a function of a catalogue name, or of nothing: an exact number, a word, or a formula
+that was derived from symbols, or by walking schedules at some sizes.
 """
 
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import sympy
 
@@ -23,7 +22,7 @@ from memcalc.analysis.states import RECIPES
 from memcalc.answers.layer import TECHNIQUES
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
-from memcalc.checks.claims import Claim, Ours, claims
+from memcalc.checks.claims import Claim, Derived, Ours, claims
 from memcalc.config import Config, load
 from memcalc.config.gpus import gpu
 from memcalc.formulas import Formula
@@ -33,14 +32,8 @@ MODELS = ("22b", "175b", "530b", "1t")
 LETTERS = SimpleNamespace(
     **{x.letter: symbols.symbol(x.letter) for x in symbols.LETTERS}, B=symbols.symbol("b")
 )
+LI_LETTERS = SimpleNamespace(**{letter: getattr(li2021, letter) for letter in "BLHAZN"})
 PIPELINES = ((1, 1), (2, 1), (4, 2), (8, 3), (35, 3))  # p, m
-
-
-class Pairs(NamedTuple):
-    """What must be equal if a printed formula holds, and what ours is called if it does not."""
-
-    pairs: list[tuple[Any, Any]]
-    written: str = ""
 
 
 def ours(claim: Claim) -> Ours:
@@ -51,13 +44,8 @@ def ours(claim: Claim) -> Ours:
     """
     if not claim.quantity:
         return None
-    found = _quantity(claim.quantity, claim.model)
-    if not isinstance(found, Pairs):
-        value: Ours = found
-        return value
-    if all(_equal(a, b) for a, b in found.pairs):
-        return claim.printed
-    return found.written or str(Formula(found.pairs[0][0]))
+    found: Ours = _quantity(claim.quantity, claim.model)
+    return found
 
 
 def _quantity(name: str, model: str) -> Any:
@@ -67,14 +55,21 @@ def _quantity(name: str, model: str) -> Any:
     return function(*([model] if model else []), *([rest] if rest else []))
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return bool(sympy.expand(a - b) == 0)
+def _symbolic(derived: Any) -> Derived:
+    """A formula that symbols gave."""
+    return Derived([(derived, LETTERS)], str(Formula(derived)))
+
+
+def _walked(witnesses: list[tuple[Any, SimpleNamespace]], *candidates: str) -> Derived:
+    """A formula that numbers at several sizes bear out: the first candidate that they do."""
+    found = (text for text in candidates if Derived(witnesses, text).equals(text))
+    return Derived(witnesses, next(found, "no closed form found"))
 
 
 # --- formulas ----------------------------------------------------------------------------------
 
 
-def equation(number: str) -> Pairs:
+def equation(number: str) -> Derived:
     """The numbered equations; 5 is walked, 9 is the ratio of 8 and 7 to first order in s/h."""
     settings: dict[str, dict[str, Any]] = {
         "1": {"tp": 1},
@@ -84,36 +79,34 @@ def equation(number: str) -> Pairs:
     }
     if number == "5":
         configs = [load(model, sp=True, vpp=1) for model in MODELS]
-        printed = paper.EQUATIONS[5]
-        return Pairs([(stage(c, 0).layers, printed(_letters(c))) for c in configs])
+        held = [(stage(c, 0).layers, _letters(c)) for c in configs]
+        return _walked(held, "L*b*h*s*(34 + 5*a*s/h)/t")
     if number in settings:
         layers = LETTERS.L if number == "6" else 1
-        derived = activations.total(_symbolic_entries(**settings[number]))
-        return Pairs([(layers * derived, paper.EQUATIONS[int(number)](LETTERS))])
+        return _symbolic(layers * activations.total(_symbolic_entries(**settings[number])))
     forward, output, again = _symbolic_flops()
     model = 3 * (LETTERS.L * forward + output)
-    hardware = model + LETTERS.L * again
-    if number == "7":
-        return Pairs([(model, paper.EQUATIONS[7](LETTERS))])
-    if number == "8":
-        written = "72*B*L*h**2*s*(1 + 2*s/(9*h) + v/(12*L*h))"
-        _require(_equal(hardware, paper.CORRECTED[8](LETTERS)))
-        return Pairs([(hardware, paper.EQUATIONS[8](LETTERS))], written)
-    x = LETTERS
-    slope = sympy.limit((hardware / model - 1).subs(x.v, 0) / x.s, x.s, 0) * x.s
-    return Pairs([(1 + slope, 1 + x.s / (6 * x.h))], f"1 + {slope}")
+    if number == "9":
+        x = LETTERS
+        ratio = LETTERS.L * again / model
+        slope = sympy.limit(ratio.subs(x.v, 0) / x.s, x.s, 0) * x.s
+        return Derived([(1 + slope, LETTERS)], f"1 + {slope}")
+    done = model + (LETTERS.L * again if number == "8" else 0)
+    bracket = sympy.expand(done / (72 * LETTERS.B * LETTERS.L * LETTERS.s * LETTERS.h**2))
+    terms = sorted(bracket.as_ordered_terms(), key=lambda term: len(term.free_symbols))
+    written = " + ".join(sympy.sstr(term) for term in terms)
+    return Derived([(done, LETTERS)], f"72*B*L*h**2*s*({written})")
 
 
-def table2(name: str) -> Pairs:
+def table2(name: str) -> Derived:
     """A row of table 2."""
     technique = next(each for each in TECHNIQUES if each.name == name)
     config = load("175b")
     letters = symbols.symbolic(config, technique.tensor_parallel)
-    derived = activations.total(layer_entries(technique.of(config), "paper", letters))
-    return Pairs([(derived, paper.TABLE_2[name](LETTERS))])
+    return _symbolic(activations.total(layer_entries(technique.of(config), "paper", letters)))
 
 
-def item(name: str) -> Pairs:
+def item(name: str) -> Derived:
     """An item of section 4.1: one tensor, or two."""
     tensors = {
         "qkv_input": ("input_norm_output",),
@@ -123,87 +116,90 @@ def item(name: str) -> Pairs:
         "gelu_input": ("fc1_output",),
     }.get(name, (name,))
     entries = _symbolic_entries(tp=1)
-    derived = sum(e.tensor.bytes for e in entries if e.tensor.name in tensors)
-    return Pairs([(derived, paper.ITEMS[name](LETTERS))])
+    return _symbolic(sum(e.tensor.bytes for e in entries if e.tensor.name in tensors))
 
 
-def part(name: str) -> Pairs:
+def part(name: str) -> Derived:
     """A sum of section 4.1: attention, MLP or norms."""
-    derived = sum(e.tensor.bytes for e in _symbolic_entries(tp=1) if e.part == name)
-    return Pairs([(derived, paper.COUNTS[name](LETTERS))])
+    return _symbolic(sum(e.tensor.bytes for e in _symbolic_entries(tp=1) if e.part == name))
 
 
-def flop(name: str) -> Pairs:
+def flop(name: str) -> Derived:
     """A line of appendix A: the FLOPs of one product, or of several."""
-    ops = {"mlp": ("fc1", "fc2")}.get(name, (name,))
-    named = {name, *ops}
-    derived = sum(op.flops for op in _symbolic_ops() if {op.name, op.regions[0].name} & named)
-    return Pairs([(derived, paper.COUNTS[f"{name}_flops"](LETTERS))])
+    named = {name, *({"mlp": ("fc1", "fc2")}.get(name, ()))}
+    ops = [op for op in _symbolic_ops() if {op.name, op.regions[0].name} & named]
+    return _symbolic(sum(op.flops for op in ops))
 
 
-def interleave() -> Pairs:
+def interleave() -> Derived:
     """The interleave factor, walked: chunks in flight on the first rank over p * m."""
-    walked = []
+    held = []
     for p, m in PIPELINES:
         if m > 1:
             chunks = sum(peak(interleaved(0, p, 8 * p, m), lambda chunk: 1).values())
-            printed = paper.COUNTS["interleave"](paper.exact({"p": p, "m": m}))
-            walked.append((Fraction(chunks, p * m), printed))
-    return Pairs(walked)
+            held.append((Fraction(chunks, p * m), paper.exact({"p": p, "m": m})))
+    return _walked(held, "1 + (p - 1)/(m*p)")
 
 
-def ends(name: str) -> Pairs:
+def ends(name: str) -> Derived:
     """What section 4.3 adds at the ends of the pipeline."""
-    if name.startswith("embedding"):
-        vpp = None if name == "embedding_interleaved" else 1
-        configs = [load(model, sp=True, vpp=vpp) for model in MODELS]
-        if name == "embedding_interleaved":
-            configs = [config for config in configs if config.parallel.vpp > 1]
-        printed = paper.COUNTS["embedding"]
-        walked = []
-        for config in configs:
-            first = stage(config, 0)
-            most = first.microbatches[0]
-            if config.parallel.vpp > 1:  # of that chunk alone, at another time than the peak
-                p, m = config.parallel.pp, config.parallel.vpp
-                order = interleaved(0, p, config.microbatches, m)
-                most = max(held.get(0, 0) for held in holdings(order))
-            held_then = most * Fraction(first.embedding, first.microbatches[0])
-            walked.append((held_then, printed(_letters(config))))
-        return Pairs(walked, "2*b*h*p*s/t")
+    if name.startswith("total"):
+        single = name == "total_one_stage"
+        configs = [load(m, sp=True, vpp=1) for m in MODELS if (m == "22b") == single]
+        held = [stage(config, 0) for config in configs]
+        extras = [
+            (each.embedding + each.head, _letters(config))
+            for each, config in zip(held, configs, strict=True)
+        ]
+        return _walked(extras, "L*b*h*s/t*(p/L + 4/L*(1 + v/h))", "L*b*h*s/t*(p/L)")
+    if name == "embedding":
+        configs = [load(model, sp=True, vpp=1) for model in MODELS]
+        return _walked([(stage(c, 0).embedding, _letters(c)) for c in configs], "b*h*p*s/t")
+    if name == "embedding_interleaved":
+        configs = [load(model, sp=True) for model in ("175b", "530b")]
+        return _walked([(_most_embedding(c), _letters(c)) for c in configs], "2*b*h*p*s/t")
     tensor = {"final_norm": "head_input", "projection": "final_norm_output"}
     config = load("22b", sp=True)
     graph = head_graph(config, symbols.symbolic(config))
     entries = activations.counted(activations.kept(graph), "paper")
     named = {entry.tensor.name: entry.tensor.bytes for entry in entries}
-    derived = named[tensor.get(name, "loss_softmax")]
-    return Pairs([(derived, paper.COUNTS[name](LETTERS))])
+    return _symbolic(named[tensor.get(name, "loss_softmax")])
 
 
-def full(name: str = "full") -> Pairs:
+def _most_embedding(config: Config) -> Fraction:
+    """The most of the embedding's bytes at any time, which is not when all is at its peak."""
+    p, m = config.parallel.pp, config.parallel.vpp
+    order = interleaved(0, p, config.microbatches, m)
+    most = max(held.get(0, 0) for held in holdings(order))
+    first = stage(config, 0)
+    return most * Fraction(first.embedding, first.microbatches[0])
+
+
+def full(name: str = "full") -> Derived:
     """Full recomputation, of all layers of the first stage: whole, or sharded."""
     configs = [load(model, sp=name == "full_sharded", vpp=1, recompute="full") for model in MODELS]
-    return Pairs([(stage(c, 0).layers, paper.COUNTS[name](_letters(c))) for c in configs])
+    held = [(stage(c, 0).layers, _letters(c)) for c in configs]
+    return _walked(held, "2*L*b*h*s", "2*L*b*h*s/t")
 
 
-def freed_outputs() -> Pairs:
+def freed_outputs() -> Derived:
     """What freeing the first rank's outputs saves, without interleaving."""
-    pairs = []
-    for model in MODELS[1:]:
-        config = load(model, vpp=1)
-        saved = stage(config, 0, frees_outputs=False).outputs
-        pairs.append((saved, paper.COUNTS["freed_outputs"](_letters(config))))
-    return Pairs(pairs)
+    configs = [load(model, vpp=1) for model in MODELS[1:]]
+    saved = [(stage(c, 0, frees_outputs=False).outputs, _letters(c)) for c in configs]
+    return _walked(saved, "2*b*h*p*s")
 
 
-def outstanding() -> Pairs:
+def outstanding() -> Derived:
     """Micro-batches in flight at each stage of 1F1B."""
-    walked = [
-        (peak(one_f_one_b(stage, p, 3 * p), lambda chunk: 1)[0], p - stage)
+    held = [
+        (
+            peak(one_f_one_b(number, p, 3 * p), lambda chunk: 1)[0],
+            paper.exact({"p": p, "S": number}),
+        )
         for p, _ in PIPELINES
-        for stage in range(p)
+        for number in range(p)
     ]
-    return Pairs(walked)
+    return _walked(held, "p - S")
 
 
 # --- sizes, memory and communication -----------------------------------------------------------
@@ -266,17 +262,21 @@ def ends_percent(model: str) -> Fraction:
 
 def comm(name: str) -> Any:
     """Section 4.2.2's collectives of a layer."""
+    if name == "overlap":  # of the gathers that backward adds to g's conjugate
+        return next(
+            move.overlapped_with
+            for op in layer_graph(load("175b", sp=True)).ops
+            for move in op.moves
+            if op.kind == "all_gather" and move[:2] == ("all_gather", "backward")
+        )
     tensor, sequence = (_traffic(sp) for sp in (False, True))
-    again = [row for row in sequence if row.overlapped_with == "data gradient"]
-    if name == "overlap":
-        return again[0].overlapped_with
     if name == "all_reduces":
         return sum(row.times for row in tensor)
-    rest = [row for row in sequence if row not in again]
+    rest = [row for row in sequence if row.overlapped_with != "data gradient"]
     if name in ("all_gathers", "reduce_scatters"):
         return sum(row.times for row in rest if row.collective == name.removesuffix("s"))
-    bytes_ = sum(row.bytes for row in rest)
-    return Fraction(str(sympy.cancel(bytes_ / sum(row.bytes for row in tensor))))
+    sent = sum(row.bytes for row in rest) / sum(row.bytes for row in tensor)
+    return Fraction(str(sympy.cancel(sent)))
 
 
 def figure1(model: str, name: str) -> Fraction:
@@ -311,25 +311,29 @@ def figure9(model: str, name: str) -> Fraction:
 def mfu(model: str) -> Fraction:
     """Model FLOPs utilisation, in percent, from table 5's seconds."""
     config = load(model)
-    return _percent_of_peak(flops.iteration(config).model, config, _seconds(model, "present"))
+    return flops.percent_of_peak(flops.iteration(config).model, config, _seconds(model, "present"))
 
 
 def hfu(model: str) -> Fraction:
     """Hardware FLOPs utilisation, in percent, from table 5's seconds."""
     config = load(model, recompute="selective")
-    return _percent_of_peak(flops.iteration(config).hardware, config, _seconds(model, "present"))
+    return flops.percent_of_peak(
+        flops.iteration(config).hardware, config, _seconds(model, "present")
+    )
 
 
 def hfu_printed(model: str) -> Fraction:
     """The same by the printed equation 8."""
     config = load(model)
-    return _percent_of_peak(_by_equation(8, config), config, _seconds(model, "present"))
+    return flops.percent_of_peak(flops.printed_hardware(config), config, _seconds(model, "present"))
 
 
 def mfu_2240(model: str) -> Fraction:
     """Model FLOPs utilisation with eight-way data parallelism, in percent."""
     config = load(model, dp=8, global_batch_size=2240)
-    return _percent_of_peak(flops.iteration(config).model, config, _printed("section6.3/seconds"))
+    return flops.percent_of_peak(
+        flops.iteration(config).model, config, _printed("section6.3/seconds")
+    )
 
 
 def overhead(model: str) -> Fraction:
@@ -341,7 +345,8 @@ def overhead(model: str) -> Fraction:
 def overhead_printed(model: str) -> Fraction:
     """The same by the printed equations 7 and 8."""
     config = load(model)
-    return 100 * (_by_equation(8, config) / _by_equation(7, config) - 1)
+    ratio: Fraction = flops.printed_hardware(config) / paper.EQUATIONS[7](_letters(config))
+    return 100 * (ratio - 1)
 
 
 def flops_overhead(model: str, policy: str) -> Fraction:
@@ -377,7 +382,7 @@ def overhead_removed(model: str) -> Fraction:
 
 
 def table4(model: str, name: str) -> Fraction:
-    """What table 4's milliseconds say, in percent."""
+    """What table 4's milliseconds say, in percent unless it is a difference of them."""
     experiment, what = name.split("/")
 
     def time(row: str, column: str) -> Fraction:
@@ -387,16 +392,36 @@ def table4(model: str, name: str) -> Fraction:
         return 100 * (time(experiment, "combined") / time("baseline", "combined") - 1)
     if what == "total":
         return 100 * time(experiment, "combined") / time("baseline", "combined")
+    if what == "more_backward":  # milliseconds
+        return time(experiment, "backward") - time("baseline", "backward")
     if what == "forward_gain":
         return 100 * (1 - time(experiment, "forward") / time("baseline", "forward"))
     return 100 * (time(experiment, "backward") / time("baseline", "backward") - 1)
 
 
-def li2021_(name: str) -> Pairs:
+def figure8(model: str, variant: str) -> Fraction:
+    """What recomputation adds to a layer's time, as read off figure 8, in percent."""
+    total: Fraction = _printed(f"figure8/{model}/{variant}/total")
+    return total - 100
+
+
+def layers_per_device(model: str) -> int:
+    """Layers of one pipeline rank."""
+    config = load(model)
+    return config.model.layers // config.parallel.pp
+
+
+def peak_tflops(model: str) -> Fraction:
+    """The peak of the run's GPU, in TFLOP/s."""
+    run = load(model).run
+    return Fraction(gpu(str(run.gpu)).peaks[run.precision] or 0, 10**12)
+
+
+def li2021_(name: str) -> Derived:
     """A row of Li et al. 2021's tables 1 and 2, or the break-even that follows from it."""
     kind, what = name.split("/")
-    block = {"MLP": li2021.MLP, "attention": li2021.ATTENTION}[kind]
-    return Pairs([(getattr(block, what), li2021.PRINTED[kind][what])])
+    derived = getattr({"MLP": li2021.MLP, "attention": li2021.ATTENTION}[kind], what)
+    return Derived([(derived, LI_LETTERS)], sympy.sstr(derived))
 
 
 QUANTITIES: dict[str, Callable[..., Any]] = {
@@ -418,8 +443,10 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "full_sharded": lambda: full("full_sharded"),
     "hfu": hfu,
     "hfu_printed": hfu_printed,
+    "figure8": figure8,
     "interleave": interleave,
     "item": item,
+    "layers_per_device": layers_per_device,
     "li2021": li2021_,
     "mfu": mfu,
     "mfu_2240": mfu_2240,
@@ -430,6 +457,7 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "overhead_removed": overhead_removed,
     "parameters": billions,
     "part": part,
+    "peak": peak_tflops,
     "percent": percent,
     "size": size,
     "table2": table2,
@@ -490,22 +518,4 @@ def _traffic(sp: bool) -> list[communication.Traffic]:
 
 
 def _letters(config: Config) -> SimpleNamespace:
-    batch = config.microbatches * config.run.micro_batch_size * config.parallel.dp
-    return paper.exact(symbols.values(config) | {"B": batch})
-
-
-def _by_equation(number: int, config: Config) -> Fraction:
-    found: Fraction = paper.EQUATIONS[number](_letters(config))
-    return found
-
-
-def _percent_of_peak(done: Fraction | int, config: Config, seconds: Fraction) -> Fraction:
-    assert config.run.gpu is not None
-    peak_ = gpu(config.run.gpu).peaks[config.run.precision]
-    assert peak_ is not None
-    return 100 * Fraction(done) / (seconds * config.parallel.ranks * peak_)
-
-
-def _require(holds: bool) -> None:
-    if not holds:
-        raise AssertionError("the corrected equation 8 is not what the engine derives")
+    return paper.exact(symbols.values(config) | {"B": config.sequences})

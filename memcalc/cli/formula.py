@@ -42,6 +42,8 @@ def formula(
     """
     if (model is None) == (paper is None):
         raise click.UsageError("formula needs a MODEL, or --paper instead of one")
+    if model is None and (latex or any(value is not None for value in settings.values())):
+        raise click.UsageError("a paper's formulas take no options but --format and -o")
     if latex and format_:
         raise click.UsageError("--latex and --format are two answers to one question")
     if model is None:

@@ -44,6 +44,10 @@ def plot(kind: str, model: str | None, accounting: str, output: Path, **settings
         for name in CHOICES:
             if settings[name] is not None:
                 raise click.UsageError(f"--{name} has no place here: it is among the figure's bars")
+    if model is None and (given := [name for name, value in settings.items() if value is not None]):
+        raise click.UsageError(
+            f"{kind} has models of its own: {', '.join(given)} has no place here"
+        )
     os.environ["MPLBACKEND"] = "agg"  # a file needs no window, whatever the user's sessions need
     config = None if model is None else configure(model, settings)
     figure = figures.plot(kind, config, accounting)

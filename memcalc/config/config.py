@@ -82,6 +82,11 @@ class Config:
             return self.parallel.pp * self.parallel.vpp
         return self.run.global_batch_size // (self.run.micro_batch_size * self.parallel.dp)
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of an iteration, over all ranks: the global batch size."""
+        return self.microbatches * self.run.micro_batch_size * self.parallel.dp
+
     def with_parallel(self, **degrees: Any) -> "Config":
         """The same model and run with other degrees of parallelism."""
         return replace(self, parallel=replace(self.parallel, **degrees))
