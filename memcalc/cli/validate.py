@@ -40,13 +40,14 @@ def validate(
       memcalc validate 175b
       memcalc validate 1t --sp --recompute selective
       memcalc validate llama-3-70b --tp 2 --sp --device cpu
+      memcalc validate llama-3-8b --implementation transformers-sdpa
     """
     config = configure(model, settings)
     try:
-        run = resolve("memcalc.validation.validate:validate")
+        report = resolve("memcalc.validation.validate:validate")(config, device, full_size)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in ("torch", "transformers"):
             raise
-        message = "validate needs PyTorch: pip install 'activation-memcalc[torch]'"
+        message = f"this needs {error.name}: pip install 'activation-memcalc[{error.name}]'"
         raise click.UsageError(message) from error
-    show(run(config, device, full_size), format_, output)
+    show(report, format_, output)

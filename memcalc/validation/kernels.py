@@ -39,19 +39,23 @@ class RmsNorm(Function):
 
 
 class FlashAttention(Function):
-    """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), causal.
+    """q (b, a, s, d), k and v (b, k, s, d), however they lie in memory -> (b, a, s, d), causal.
 
     Keeps q, k, v, the output, the fp32 log-sum-exp and the state of the random numbers; backward
-    makes the probabilities again, as FlashAttention does, though not in tiles.
+    makes the probabilities again, as FlashAttention does, though not in tiles. The output lies in
+    memory as ``order`` says: tokens or batch first, heads and their elements last, as CUDA's does.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int, order: str) -> Tensor:
         """The attention of every head."""
         scores = _scores(q, k)
         lse = torch.logsumexp(scores, -1)
         probs = torch.exp(scores - lse.unsqueeze(-1))
-        out = torch.einsum("bast,tbad->sbad", probs, _repeat(v, q).float()).to(q.dtype).contiguous()
+        out = torch.einsum(f"bast,batd->{order}ad", probs, _repeat(v, q).float())
+        out = (
+            out.to(q.dtype).contiguous().permute(*((1, 2, 0, 3) if order == "sb" else (0, 2, 1, 3)))
+        )
         rng = torch.empty(rng_bytes, dtype=torch.uint8, device=q.device)
         ctx.save_for_backward(q, k, v, out, lse, *([rng] if rng_bytes else []))
         return out
@@ -62,13 +66,12 @@ class FlashAttention(Function):
         q, k, v, out, lse, *_ = ctx.saved_tensors
         dy = grads[0].float()
         probs = torch.exp(_scores(q, k) - lse.unsqueeze(-1))
-        dv = torch.einsum("bast,sbad->tbad", probs, dy)
-        dp = torch.einsum("sbad,tbad->bast", dy, _repeat(v, q).float())
-        rows = torch.einsum("sbad,sbad->bas", dy, out.float()).unsqueeze(-1)
-        ds = probs * (dp - rows) / q.shape[-1] ** 0.5
-        dq = torch.einsum("bast,tbad->sbad", ds, _repeat(k, q).float())
-        dk = torch.einsum("bast,sbad->tbad", ds, q.float())
-        return dq.to(q.dtype), _fold(dk, k), _fold(dv, v), None
+        dv = probs.transpose(-1, -2) @ dy
+        dp = dy @ _repeat(v, q).float().transpose(-1, -2)
+        ds = probs * (dp - (dy * out.float()).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+        dq = ds @ _repeat(k, q).float()
+        dk = ds.transpose(-1, -2) @ q.float()
+        return dq.to(q.dtype), _fold(dk, k), _fold(dv, v), None, None
 
 
 class GatedActivation(Function):
@@ -130,18 +133,18 @@ def _gated(packed: Tensor, kind: str) -> Tensor:
 
 def _scores(q: Tensor, k: Tensor) -> Tensor:
     """Scaled causal scores (b, a, s, s), in fp32."""
-    scores = torch.einsum("sbad,tbad->bast", q.float(), _repeat(k, q).float())
-    s = q.shape[0]
+    scores = q.float() @ _repeat(k, q).float().transpose(-1, -2)
+    s = q.shape[2]
     later = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
     return (scores / q.shape[-1] ** 0.5).masked_fill(later, float("-inf"))
 
 
 def _repeat(x: Tensor, q: Tensor) -> Tensor:
     """Key-value heads repeated to the query's."""
-    return x.repeat_interleave(q.shape[2] // x.shape[2], 2)
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
 def _fold(grad: Tensor, x: Tensor) -> Tensor:
     """A gradient of repeated heads summed to those that there are."""
-    s, b, heads, d = x.shape
-    return grad.reshape(s, b, heads, -1, d).sum(3).to(x.dtype)
+    b, heads, s, d = x.shape
+    return grad.reshape(b, heads, -1, s, d).sum(2).to(x.dtype)

@@ -5,7 +5,8 @@ their bytes are equal; a storage may back several entries (packed q, k, v), whos
 What is left over on either side is a failure, unless the closed list below says why it is not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from memcalc.validation.measure import Stored
 MATCHED, IGNORED, MISSING, UNEXPLAINED = "matched", "ignored", "missing", "unexplained"
 
 # The ledger's operations that are part of another module's work in ``modules``.
-MODULES = {
+OWN_MODULES = {
     "attention_enter": "qkv",
     "mlp_enter": "fc1",
     "attention_residual": ".",
@@ -25,6 +26,8 @@ MODULES = {
 # The closed list of what may be kept without being in a layer's ledger: who made it, and why.
 IGNORED_STORAGES = {
     "later": "the causal mask, a byte a pair of tokens: one for the whole model",
+    "cos": "the rotary positions' cosines: one table for the whole model",
+    "sin": "the rotary positions' sines: one table for the whole model",
 }
 
 
@@ -49,8 +52,21 @@ class Tie(NamedTuple):
     status: str
 
 
-def tie(graph: Graph, entries: Sequence[Entry], stored: Sequence[Stored]) -> list[Tie]:
-    """Every entry and every storage, tied to one another or left over."""
+def tie(
+    graph: Graph,
+    entries: Sequence[Entry],
+    stored: Sequence[Stored],
+    modules: Mapping[str, str] = OWN_MODULES,
+) -> list[Tie]:
+    """Every entry and every storage, tied to one another or left over.
+
+    Args:
+        graph: The ledger's graph.
+        entries: What it keeps.
+        stored: What was measured.
+        modules: Where the ledger's operations, and modules, go by another name.
+    """
+    stored = [replace(each, made_by=modules.get(each.made_by, each.made_by)) for each in stored]
     producer: dict[Tensor, str] = {}
     for op in graph.ops:
         for tensor in op.outputs:
@@ -62,7 +78,7 @@ def tie(graph: Graph, entries: Sequence[Entry], stored: Sequence[Stored]) -> lis
         made = producer.get(entry.tensor)
         if made is None:  # an input of the graph, or a tensor that only its operation knows
             made = "" if entry.tensor in inputs else entry.ops[0]
-        by_module.setdefault(MODULES.get(made, made), []).append(entry)
+        by_module.setdefault(modules.get(made, made), []).append(entry)
     for module in {**by_module, **{each.made_by: None for each in stored}}:
         mine = [each for each in stored if each.made_by == module]
         ties += _within(module, by_module.get(module, []), mine)

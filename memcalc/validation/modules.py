@@ -151,7 +151,13 @@ class FlashCore(nn.Module):
     def __init__(self, config: Config, place: Place) -> None:
         super().__init__()
         rng_bytes = config.run.implementation.rng_bytes
-        self.flash_attention = Op(lambda *qkv: kernels.FlashAttention.apply(*qkv, rng_bytes))
+
+        def attend(*qkv: Tensor) -> Tensor:
+            heads_second = (x.permute(1, 2, 0, 3) for x in qkv)
+            out: Tensor = kernels.FlashAttention.apply(*heads_second, rng_bytes, "sb")
+            return out.permute(2, 0, 1, 3)
+
+        self.flash_attention = Op(attend)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The attention of every head."""

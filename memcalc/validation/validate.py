@@ -12,7 +12,7 @@ from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
-from memcalc.validation import ranks
+from memcalc.validation import hugging_face, ranks
 from memcalc.validation.gradients import TOLERANCE, gradient_error
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED, Tie, tie
 from memcalc.validation.measure import Measured, measure
@@ -51,10 +51,15 @@ def validate(config: Config, device: str = "meta", full_size: bool = False) -> R
     """
     if device not in DEVICES:
         raise UsageError(f"device {device!r} is unknown; {nearest(str(device), DEVICES)}")
-    _require_module(config)
+    _require_module(config, device)
     lines: tuple[str, ...]
     if device == "meta":
         lines = ("backend meta: full size, no memory was allocated and no kernel ran",)
+        if _is_hugging_faces(config):
+            built = hugging_face.LAYERS[hugging_face.family(config)]
+            lines += (
+                f"layer: transformers' own {built}, with CUDA's kernels for dropout and sdpa",
+            )
         with ranks.pretended(config.parallel.tp):
             results = [run(0, config, device)]
     else:
@@ -100,11 +105,15 @@ def validate(config: Config, device: str = "meta", full_size: bool = False) -> R
 def run(rank: int, config: Config, device: str) -> RankResult:
     """One rank's layer, measured and tied to the ledger."""
     parallel = config.parallel
-    place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
-    layer = Layer(config, place)
-    measured = measure(layer, hidden_state(config, place))
     graph = layer_graph(_as_on(config, device))
     entries = counted(kept(graph, config.run.regions), "exact")
+    place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
+    x = hidden_state(config, place)
+    if _is_hugging_faces(config):
+        measured = measure(hugging_face.HuggingFaceLayer(config), x.transpose(0, 1).contiguous())
+        modules = hugging_face.MODULES[hugging_face.family(config)]
+        return RankResult(tie(graph, entries, measured.stored, modules), measured, None)
+    measured = measure(Layer(config, place), x)
     error = gradient_error(rank, config) if device == "cpu" else None
     return RankResult(tie(graph, entries, measured.stored), measured, error)
 
@@ -156,16 +165,25 @@ def _as_on(config: Config, device: str) -> Config:
     return replace(config, run=replace(config.run, implementation=kernels))
 
 
-def _require_module(config: Config) -> None:
+def _require_module(config: Config, device: str) -> None:
     kernels, model = config.run.implementation, config.model
-    if kernels.name.startswith("transformers-"):
-        raise UsageError(f"there is no module of implementation {kernels.name} to validate yet")
+    if _is_hugging_faces(config):
+        if device != "meta" or config.parallel.tp > 1 or config.run.regions:
+            raise UsageError(
+                f"implementation {kernels.name} is validated on meta, with one rank and nothing "
+                "recomputed"
+            )
+        return
     grouped = model.kv_heads != model.heads
     if grouped and kernels.attention == "unfused" and not kernels.repeats_kv:
         raise UsageError(
             f"implementation {kernels.name} with grouped queries and unfused attention is a way of "
             "counting that no module has; choose megatron-local"
         )
+
+
+def _is_hugging_faces(config: Config) -> bool:
+    return config.run.implementation.name.startswith("transformers-")
 
 
 def _failures(rank: int, result: RankResult) -> list[str]:
