@@ -56,7 +56,7 @@ def family(config: Config) -> str:
 
 
 class HuggingFaceLayer(nn.Module):
-    """One decoder layer, x (b, s, h) -> (b, s, h), with what the whole model gives it as buffers."""
+    """One decoder layer, x (b, s, h) -> (b, s, h); what the whole model gives it are buffers."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
