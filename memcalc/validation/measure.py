@@ -188,9 +188,9 @@ def _module_path(root: nn.Module) -> Iterator[Callable[[], str]]:
 
 
 def _stored(handles: list[_Handle], made_by: str) -> Stored:
-    tensor = handles[0].tensor
     savers = tuple(sorted({handle.saved_by for handle in handles}))
-    return Stored(_bytes(tensor), made_by, savers, tuple(tensor.shape))
+    shape = min(tuple(handle.tensor.shape) for handle in handles)
+    return Stored(_bytes(handles[0].tensor), made_by, savers, shape)
 
 
 def _key(tensor: Tensor) -> int:

@@ -95,7 +95,7 @@ def validate(config: Config, device: str = "meta", full_size: bool = False) -> R
         (
             *lines,
             f"ledger {ledger_bytes} bytes, measured {measured_bytes}, difference "
-            f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {torch.__version__}",
+            f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {torch.__version__.split('+')[0]}",
             *notes(config, "exact"),
         ),
         tuple(line for rank, result in enumerate(results) for line in _failures(rank, result)),
