@@ -20,6 +20,7 @@ from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 from memcalc.validation.room import require_room
 
 DEVICES = ("meta", "cpu")
+TORCH = torch.__version__.partition("+")[0]  # without the build, which changes nothing here
 
 
 class RankResult(NamedTuple):
@@ -95,7 +96,7 @@ def validate(config: Config, device: str = "meta", full_size: bool = False) -> R
         (
             *lines,
             f"ledger {ledger_bytes} bytes, measured {measured_bytes}, difference "
-            f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {torch.__version__.split('+')[0]}",
+            f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {TORCH}",
             *notes(config, "exact"),
         ),
         tuple(line for rank, result in enumerate(results) for line in _failures(rank, result)),
