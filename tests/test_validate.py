@@ -134,8 +134,60 @@ class TestHuggingFace:
 
     def test_it_is_for_one_rank_on_meta(self):
         config = load("llama-3-8b", tp=2, implementation="transformers-sdpa")
-        with pytest.raises(UsageError, match="is validated on meta, with one rank"):
+        with pytest.raises(UsageError, match="are validated on meta, with one rank"):
             validate(config)
+
+
+class TestMegatron:
+    """Megatron-core's own layer: the vectors above, a GQA and SwiGLU layer's, and real ranks."""
+
+    @pytest.mark.parametrize("policy", ["none", "selective"])
+    @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
+    @pytest.mark.parametrize("name", ["22b", "175b", "530b", "1t"])
+    def test_the_papers_layer(self, name, tp, sp, policy):
+        report = validate(load(name, tp=tp, sp=sp, recompute=policy), against="megatron")
+        assert report.failures == ()
+        ledger, measured = sums(report)
+        assert ledger == measured
+        if (name, tp, sp, policy) in VECTORS:
+            assert measured == VECTORS[name, tp, sp, policy]
+
+    def test_grouped_queries_and_a_fused_gate(self):
+        """s 64, b 2, h 128, a 4, k 2, f 352, no dropout: 599040 bytes were measured before."""
+        model = Model(
+            name="toy",
+            layers=1,
+            hidden_size=128,
+            heads=4,
+            kv_heads=2,
+            ffn_size=352,
+            norm="rmsnorm",
+            activation="swiglu",
+            position="none",
+        )
+        run_ = Run(seq_length=64, micro_batch_size=2, implementation="megatron-local")
+        report = validate(Config(model, Parallel(), run_), against="megatron")
+        assert report.failures == ()
+        assert sums(report) == (599040, 599040)
+
+    @pytest.mark.parametrize("sp", [False, True])
+    def test_two_real_ranks(self, sp):
+        report = validate(load("22b", tp=2, sp=sp), "cpu", against="megatron")
+        assert report.failures == ()
+
+    def test_what_it_is_not_built_of_is_refused(self):
+        for config, message in [
+            (load("22b", attention="flash"), "is the implementation paper or megatron-local"),
+            (load("llama-3-8b", implementation="megatron-local"), "without rotary positions"),
+            (load("22b", recompute="full"), "with the policies none, selective"),
+        ]:
+            with pytest.raises(UsageError, match=message):
+                validate(config, against="megatron")
+
+    def test_cuda_is_put_back(self):
+        before = torch.cuda.current_device
+        validate(load("22b"), against="megatron")
+        assert torch.cuda.current_device is before
 
 
 def small(**changes):
@@ -373,6 +425,7 @@ def test_what_no_module_is_written_for_is_refused():
 
 def test_the_command_knows_the_devices():
     assert cli_module.DEVICES == module.DEVICES
+    assert cli_module.AGAINST == module.AGAINST
 
 
 def test_without_torch_the_extra_is_named(memcalc, monkeypatch):

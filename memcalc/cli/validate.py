@@ -9,6 +9,7 @@ from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, o
 from memcalc.lazy import resolve
 
 DEVICES = ("meta", "cpu")
+AGAINST = ("own", "megatron", "transformers")
 
 
 @click.command()
@@ -22,11 +23,19 @@ DEVICES = ("meta", "cpu")
     help="meta: full size, nothing is allocated; cpu: real tensors, a process a rank.",
 )
 @click.option("--full-size", is_flag=True, help="On the CPU, the model's own size.")
+@click.option(
+    "--against",
+    type=click.Choice(AGAINST),
+    default="own",
+    show_default=True,
+    help="Whose layer runs: memcalc's own, Megatron-core's local one, or Hugging Face's.",
+)
 @options(*SHOW)
 def validate(
     model: str,
     device: str,
     full_size: bool,
+    against: str,
     format_: str | None,
     output: Path | None,
     **settings: Any,
@@ -40,14 +49,16 @@ def validate(
       memcalc validate 175b
       memcalc validate 1t --sp --recompute selective
       memcalc validate llama-3-70b --tp 2 --sp --device cpu
-      memcalc validate llama-3-8b --implementation transformers-sdpa
+      memcalc validate llama-3-8b --against transformers
+      memcalc validate 175b --sp --recompute selective --against megatron
     """
     config = configure(model, settings)
     try:
-        report = resolve("memcalc.validation.validate:validate")(config, device, full_size)
+        report = resolve("memcalc.validation.validate:validate")(config, device, full_size, against)
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
+        extra = (error.name or "").partition(".")[0]
+        if extra not in ("torch", "transformers", "megatron"):
             raise
-        message = f"this needs {error.name}: pip install 'activation-memcalc[{error.name}]'"
+        message = f"this needs {extra}: pip install 'activation-memcalc[{extra}]'"
         raise click.UsageError(message) from error
     show(report, format_, output)

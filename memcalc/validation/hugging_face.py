@@ -89,11 +89,11 @@ class HuggingFaceLayer(nn.Module):
 def cuda_kernels(config: Config) -> AbstractContextManager[Any]:
     """What runs on CUDA in place of what meta would run."""
     if config.run.implementation.name.startswith("transformers-"):
-        return _CudaKernels(config.run.implementation.rng_bytes)
+        return CudaKernels(config.run.implementation.rng_bytes)
     return nullcontext()
 
 
-class _CudaKernels(TorchFunctionMode):
+class CudaKernels(TorchFunctionMode):
     """Dropout with masks of a byte, and scaled_dot_product_attention in a flash kernel."""
 
     def __init__(self, rng_bytes: int) -> None:

@@ -17,17 +17,21 @@ from memcalc.validation.measure import Stored
 MATCHED, IGNORED, MISSING, UNEXPLAINED = "matched", "ignored", "missing", "unexplained"
 
 # The ledger's operations that are part of another module's work in ``modules``.
-OWN_MODULES = {
+OPERATIONS = {
     "attention_enter": "qkv",
     "mlp_enter": "fc1",
     "attention_residual": ".",
 }
 
-# The closed list of what may be kept without being in a layer's ledger: who made it, and why.
-IGNORED_STORAGES = {
-    "later": "the causal mask, a byte a pair of tokens: one for the whole model",
-    "cos": "the rotary positions' cosines: one table for the whole model",
-    "sin": "the rotary positions' sines: one table for the whole model",
+NO_NAMES: dict[str, str] = {}
+
+# The closed list of what may be kept without being in a layer's ledger: who made it, how many bytes
+# it may have at the most (None: as many as it has), and why.
+IGNORED_STORAGES: dict[str, tuple[int | None, str]] = {
+    "later": (None, "the causal mask: one for the whole model"),
+    "cos": (None, "the rotary positions' cosines: one table for the whole model"),
+    "sin": (None, "the rotary positions' sines: one table for the whole model"),
+    "linear_qkv": (4, "Megatron-core's checkpoint keeps the kind of its mask as an int32"),
 }
 
 
@@ -56,7 +60,8 @@ def tie(
     graph: Graph,
     entries: Sequence[Entry],
     stored: Sequence[Stored],
-    modules: Mapping[str, str] = OWN_MODULES,
+    operations: Mapping[str, str] = OPERATIONS,
+    modules: Mapping[str, str] = NO_NAMES,
 ) -> list[Tie]:
     """Every entry and every storage, tied to one another or left over.
 
@@ -64,7 +69,8 @@ def tie(
         graph: The ledger's graph.
         entries: What it keeps.
         stored: What was measured.
-        modules: Where the ledger's operations, and modules, go by another name.
+        operations: The module that does an operation's work, where it goes by another name.
+        modules: What a module is called there, where it is a part of another's work.
     """
     stored = [replace(each, made_by=modules.get(each.made_by, each.made_by)) for each in stored]
     producer: dict[Tensor, str] = {}
@@ -78,7 +84,7 @@ def tie(
         made = producer.get(entry.tensor)
         if made is None:  # an input of the graph, or a tensor that only its operation knows
             made = "" if entry.tensor in inputs else entry.ops[0]
-        by_module.setdefault(modules.get(made, made), []).append(entry)
+        by_module.setdefault(operations.get(made, made), []).append(entry)
     for module in {**by_module, **{each.made_by: None for each in stored}}:
         mine = [each for each in stored if each.made_by == module]
         ties += _within(module, by_module.get(module, []), mine)
@@ -101,7 +107,8 @@ def _within(module: str, entries: list[Entry], stored: list[Stored]) -> list[Tie
             if backed:
                 waiting.remove(each)
     for each in waiting:
-        status = IGNORED if module in IGNORED_STORAGES else UNEXPLAINED
+        most = IGNORED_STORAGES.get(module, (0, ""))[0]
+        status = IGNORED if most is None or each.bytes <= most else UNEXPLAINED
         shape = " ".join(str(size) for size in each.shape)
         ties.append(Tie(f"({shape})", module, ", ".join(each.saved_by), 0, each.bytes, status))
     return ties + [_tie(entry, module, 0, MISSING) for entry in left]

@@ -94,7 +94,9 @@ class _Births(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and note the storages that it makes."""
-        known = {_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        # torch.tensor makes its storage unseen, and is first seen being lifted
+        given = () if func is torch.ops.aten.lift_fresh.default else (args, kwargs)
+        known = {_key(t) for t in tree_leaves(given) if isinstance(t, Tensor)}
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):

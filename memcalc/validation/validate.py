@@ -9,10 +9,10 @@ from memcalc import symbols
 from memcalc.analysis.activations import counted, kept
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.blocks.layer import layer_graph
-from memcalc.config import Config
+from memcalc.config import IMPLEMENTATIONS, Config
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
-from memcalc.validation import hugging_face, ranks
+from memcalc.validation import hugging_face, megatron, ranks
 from memcalc.validation.gradients import TOLERANCE, gradient_error
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED, Tie, tie
 from memcalc.validation.measure import Measured, measure
@@ -20,6 +20,7 @@ from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 from memcalc.validation.room import require_room
 
 DEVICES = ("meta", "cpu")
+AGAINST = ("own", "megatron", "transformers")
 TORCH = torch.__version__.partition("+")[0]  # without the build, which changes nothing here
 
 
@@ -31,7 +32,9 @@ class RankResult(NamedTuple):
     gradient_error: float | None
 
 
-def validate(config: Config, device: str = "meta", full_size: bool = False) -> Report:
+def validate(
+    config: Config, device: str = "meta", full_size: bool = False, against: str = "own"
+) -> Report:
     """Run a layer in PyTorch, measure what autograd keeps, and hold the exact ledger against it.
 
     Args:
@@ -39,6 +42,8 @@ def validate(config: Config, device: str = "meta", full_size: bool = False) -> R
         device: ``meta``: full size, CUDA's choices of what is kept, no memory and no kernel;
             ``cpu``: real tensors and kernels, and a process for every rank.
         full_size: On the CPU, the model's own size rather than a small one of its shape.
+        against: Whose layer runs: ``own``, that of ``memcalc.validation.modules``;
+            ``transformers``, Hugging Face's; or ``megatron``, Megatron-core's local one.
 
     Raises:
         UsageError: The device or the implementation is not one that can be validated.
@@ -52,26 +57,34 @@ def validate(config: Config, device: str = "meta", full_size: bool = False) -> R
     """
     if device not in DEVICES:
         raise UsageError(f"device {device!r} is unknown; {nearest(str(device), DEVICES)}")
-    _require_module(config, device)
+    if against not in AGAINST:
+        raise UsageError(f"a layer of {against!r} is unknown; {nearest(str(against), AGAINST)}")
+    config, against = _whose(config, against)
+    _require_module(config, device, against)
     lines: tuple[str, ...]
     if device == "meta":
         lines = ("backend meta: full size, no memory was allocated and no kernel ran",)
-        if _is_hugging_faces(config):
-            built = hugging_face.LAYERS[hugging_face.family(config)]
-            lines += (
-                f"layer: transformers' own {built}, with CUDA's kernels for dropout and sdpa",
-            )
         with ranks.pretended(config.parallel.tp):
-            results = [run(0, config, device)]
+            results = [run(0, config, device, against)]
     else:
         if not full_size:
             config = reduced(config)
         require_room(config)
-        results = ranks.on_each(config.parallel.tp, run, config, device)
-        error = max(result.gradient_error or 0.0 for result in results)
-        lines = (
-            f"backend cpu: {config.parallel.tp} process(es), real kernels; in fp32 without dropout "
-            f"the ranks' gradients are the unsplit layer's to {error:.1g} of the largest",
+        results = ranks.on_each(config.parallel.tp, run, config, device, against)
+        lines = (f"backend cpu: {config.parallel.tp} process(es), real kernels",)
+        if against == "own":
+            error = max(result.gradient_error or 0.0 for result in results)
+            lines += (
+                "in fp32 without dropout the ranks' gradients are the unsplit layer's to "
+                f"{error:.1g} of the largest",
+            )
+    if against == "transformers":
+        built = hugging_face.LAYERS[hugging_face.family(config)]
+        lines += (f"layer: transformers' own {built}, with CUDA's kernels for dropout and sdpa",)
+    if against == "megatron":
+        lines += (
+            "layer: Megatron-core's own local TransformerLayer, with CUDA's kernel for dropout and "
+            "PyTorch's norms",
         )
     worst = max(range(len(results)), key=lambda rank: results[rank].measured.bytes)
     ties = results[worst].ties
@@ -103,17 +116,22 @@ def validate(config: Config, device: str = "meta", full_size: bool = False) -> R
     )
 
 
-def run(rank: int, config: Config, device: str) -> RankResult:
+def run(rank: int, config: Config, device: str, against: str = "own") -> RankResult:
     """One rank's layer, measured and tied to the ledger."""
     parallel = config.parallel
     graph = layer_graph(_as_on(config, device))
     entries = counted(kept(graph, config.run.regions), "exact")
     place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
     x = hidden_state(config, place)
-    if _is_hugging_faces(config):
+    if against == "transformers":
         measured = measure(hugging_face.HuggingFaceLayer(config), x.transpose(0, 1).contiguous())
-        modules = hugging_face.MODULES[hugging_face.family(config)]
-        return RankResult(tie(graph, entries, measured.stored, modules), measured, None)
+        names = hugging_face.MODULES[hugging_face.family(config)]
+        return RankResult(tie(graph, entries, measured.stored, names, names), measured, None)
+    if against == "megatron":
+        with megatron.groups(place):
+            measured = measure(megatron.MegatronLayer(config, place), x)
+        ties = tie(graph, entries, measured.stored, megatron.OPERATIONS, megatron.MODULES)
+        return RankResult(ties, measured, None)
     measured = measure(Layer(config, place), x)
     error = gradient_error(rank, config) if device == "cpu" else None
     return RankResult(tie(graph, entries, measured.stored), measured, error)
@@ -166,13 +184,25 @@ def _as_on(config: Config, device: str) -> Config:
     return replace(config, run=replace(config.run, implementation=kernels))
 
 
-def _require_module(config: Config, device: str) -> None:
+def _whose(config: Config, against: str) -> tuple[Config, str]:
+    """The config with the implementation that a layer is, and whose layer runs."""
+    kernels = config.run.implementation
+    if kernels.name.startswith("transformers-"):
+        return config, "transformers" if against == "own" else against
+    if against != "transformers":
+        return config, against
+    name = "transformers-sdpa" if kernels.attention == "flash" else "transformers-eager"
+    return replace(config, run=replace(config.run, implementation=IMPLEMENTATIONS[name])), against
+
+
+def _require_module(config: Config, device: str, against: str) -> None:
     kernels, model = config.run.implementation, config.model
-    if _is_hugging_faces(config):
+    if against == "megatron":
+        megatron.require(config)
+    if against == "transformers":
         if device != "meta" or config.parallel.tp > 1 or config.run.regions:
             raise UsageError(
-                f"implementation {kernels.name} is validated on meta, with one rank and nothing "
-                "recomputed"
+                "Hugging Face's layers are validated on meta, with one rank and nothing recomputed"
             )
         return
     grouped = model.kv_heads != model.heads
@@ -181,10 +211,6 @@ def _require_module(config: Config, device: str) -> None:
             f"implementation {kernels.name} with grouped queries and unfused attention is a way of "
             "counting that no module has; choose megatron-local"
         )
-
-
-def _is_hugging_faces(config: Config) -> bool:
-    return config.run.implementation.name.startswith("transformers-")
 
 
 def _failures(rank: int, result: RankResult) -> list[str]:

@@ -1,0 +1,224 @@
+"""Megatron-core's own GPT layer (its local spec), on meta or on the CPU: nobody here wrote it.
+
+Megatron-core asks CUDA for its device and for its random numbers; off CUDA both are stood in for
+while the layer is built and run, and put back afterwards. Its norm for sequence parallelism comes
+from Apex or Transformer Engine, which need CUDA: PyTorch's stands in for it.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from memcalc.config import Config
+from memcalc.errors import UsageError
+from memcalc.validation import kernels
+from memcalc.validation.hugging_face import CudaKernels
+from memcalc.validation.modules import Place
+
+# The ledger's operations by the module of Megatron-core that does their work.
+OPERATIONS = {
+    "input_norm": "input_layernorm",
+    "attention_enter": "linear_qkv",
+    "qkv": "linear_qkv",
+    **dict.fromkeys(("scores", "repeat_key", "repeat_value", "context"), "core_attention"),
+    **dict.fromkeys(("scale", "mask", "softmax", "probabilities"), "scale_mask_softmax"),
+    "softmax_dropout": "attention_dropout",
+    "proj": "linear_proj",
+    **dict.fromkeys(("attention_dropout", "attention_residual", "mlp_dropout"), "layer"),
+    "mlp_norm": "pre_mlp_layernorm",
+    **dict.fromkeys(("mlp_enter", "fc1", "gelu", "silu", "swiglu", "geglu"), "mlp"),
+}
+
+# Its modules whose work the ledger's operations above share.
+MODULES = {"linear_fc1": "mlp", "self_attention": "linear_qkv"}
+
+
+class MegatronLayer(nn.Module):
+    """One layer, x (s, b, h) or (s/t, b, h) -> the same, with the causal mask as a buffer."""
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        with off_cuda(config, place):
+            self.layer = _build(config, place)
+        s = config.run.seq_length
+        later = torch.ones(1, 1, s, s, dtype=torch.bool, device=place.device).triu(1)
+        self.register_buffer("later", later)
+        self.surroundings = off_cuda, config, place
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output."""
+        parallel_state, _ = _core()
+        enter, config, place = self.surroundings
+        with enter(config, place), CudaKernels(0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of CUDA's settings for overlap
+            out: Tensor = self.layer(x, attention_mask=self.later)[0]
+            # its buffer for scores is one for the whole model: nothing of it belongs to a layer
+            parallel_state.destroy_global_memory_buffer()
+            parallel_state._set_global_memory_buffer()
+        return out
+
+
+def _core() -> tuple[Any, Any]:
+    """Megatron-core's parallel state and random numbers.
+
+    Its imports warn of Apex and Transformer Engine, which are not there, and the layer's building
+    of options that are old: nothing that a user could mend.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel import random
+    return parallel_state, random
+
+
+@contextmanager
+def off_cuda(config: Config, place: Place) -> Iterator[None]:
+    """Megatron-core's surroundings without CUDA: groups, a device, and random numbers."""
+    parallel_state, random = _core()
+    replaced = [
+        (torch.cuda, "current_device", lambda: torch.device(place.device)),
+        (random, "_CUDA_RNG_STATE_TRACKER", _Tracker()),
+        (random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True),
+        (random, "_get_cuda_rng_state", lambda *a, **k: torch.empty(0)),
+        (random, "_set_cuda_rng_state", lambda *a, **k: None),
+    ]
+    old = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=place.t, create_gloo_process_groups=False
+        )
+    try:
+        yield
+    finally:
+        for owner, name, value in old:
+            setattr(owner, name, value)
+
+
+@contextmanager
+def groups(place: Place) -> Iterator[None]:
+    """Megatron-core's process groups, of which even a single rank needs one."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    parallel_state, _ = _core()
+    alone = not dist.is_initialized()
+    if alone:
+        dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_global_memory_buffer()
+        if alone:
+            dist.destroy_process_group()
+
+
+def require(config: Config) -> None:
+    """Refuse what Megatron-core's local layer is not built of here.
+
+    Raises:
+        UsageError: With what to choose instead.
+    """
+    name, model = config.run.implementation.name, config.model
+    if name not in ("paper", "megatron-local") or config.run.implementation.attention == "flash":
+        raise UsageError(
+            "Megatron-core's local layer is the implementation paper or megatron-local"
+        )
+    if model.position == "rotary":
+        raise UsageError("Megatron-core's local layer is validated without rotary positions")
+    if config.run.regions - {"core_attention"}:
+        raise UsageError(
+            "Megatron-core's local layer is validated with the policies none, selective"
+        )
+
+
+class _Tracker:
+    """Random numbers whose state nobody keeps."""
+
+    def fork(self, *arguments: Any, **keywords: Any) -> Any:
+        """Nothing to switch to."""
+        return nullcontext()
+
+    def is_initialized(self) -> bool:
+        """Always."""
+        return True
+
+    def get_states(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def set_states(self, states: dict[str, Any]) -> None:
+        """Nothing to set."""
+
+
+class _LayerNorm(nn.LayerNorm):
+    """PyTorch's LayerNorm where Megatron-core builds its own."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
+        device = torch.cuda.current_device()
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=device)
+
+
+class _RmsNorm(nn.Module):
+    """A fused RMSNorm where Megatron-core builds its own."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        device = torch.cuda.current_device()
+        self.weight = nn.Parameter(
+            torch.ones(hidden_size, dtype=config.params_dtype, device=device)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (s, b, h) -> (s, b, h)."""
+        out: Tensor = kernels.RmsNorm.apply(x, self.weight, 1e-5)
+        return out
+
+
+def _build(config: Config, place: Place) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+        from megatron.core.transformer.spec_utils import build_module
+        from megatron.core.transformer.transformer_config import TransformerConfig
+
+        model, run = config.model, config.run
+        act = torch.nn.functional.silu if model.activation in ("silu", "swiglu") else None
+        described = TransformerConfig(
+            num_layers=1,
+            hidden_size=model.hidden_size,
+            num_attention_heads=model.heads,
+            num_query_groups=model.kv_heads,
+            kv_channels=model.head_size,
+            ffn_hidden_size=model.ffn_size,
+            gated_linear_unit=model.gated,
+            bias_activation_fusion=model.gated and run.implementation.fused_gate,
+            add_bias_linear=model.mlp_bias and not model.gated,
+            **({"activation_func": act} if act else {}),
+            tensor_model_parallel_size=place.t,
+            sequence_parallel=place.sp and place.t > 1,
+            params_dtype=place.dtype,
+            pipeline_dtype=place.dtype,
+            bf16=place.dtype == torch.bfloat16,
+            fp16=place.dtype == torch.float16,
+            hidden_dropout=model.hidden_dropout,
+            attention_dropout=model.attention_dropout,
+            attention_softmax_in_fp32=False,
+            apply_query_key_layer_scaling=False,
+            masked_softmax_fusion=False,
+            bias_dropout_fusion=False,
+            perform_initialization=False,
+            recompute_granularity="selective" if run.regions else None,
+        )
+        spec = get_gpt_layer_local_spec()
+        norm = _LayerNorm if model.norm == "layernorm" else _RmsNorm
+        spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = norm
+        with torch.device(place.device):
+            layer: nn.Module = build_module(spec, config=described, layer_number=1)
+    return layer.train()
