@@ -1,7 +1,10 @@
 """Real PyTorch layers against the ledger: difference 0, and a wrong ledger is caught."""
 
+import json
 import operator
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from itertools import product
@@ -289,6 +292,23 @@ class TestRanks:
         (line,) = validate(load("22b", tp=1), "cpu").failures
         assert line == "rank 0: gradients differ from the unsplit layer's by 0.5"
 
+    def test_ranks_that_are_launched_already_are_joined(self, tmp_path):
+        command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", "2", "-m", "memcalc", "validate", "22b", "--device", "cpu"]
+        for tp, status in ((2, 0), (4, 1)):
+            done = subprocess.run(
+                [*command, "--tp", str(tp), "--format", "json"],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                cwd=tmp_path,
+            )
+            assert done.returncode == status
+            if status:
+                assert "2 ranks were launched, where tensor parallel 4 needs 4" in done.stderr
+            else:
+                assert json.loads(done.stdout)["command"] == "validate"
+
     def test_one_rank_runs_here(self):
         assert ranks.on_each(1, max, 3) == [3]
 
@@ -304,6 +324,25 @@ class TestRanks:
         """Starting takes longer than this."""
         with pytest.raises(ranks.RankError, match="rank 0 did not answer within 0 s"):
             ranks.on_each(2, max, 0, timeout=0)
+
+
+class TestPeaks:
+    """The peak of forward and backward grows by the ledger's bytes a layer, exactly."""
+
+    @pytest.mark.parametrize("device", ["meta", "cpu"])
+    @pytest.mark.parametrize("policy", ["none", "selective", "full", "mlp"])
+    @pytest.mark.parametrize("name", ["175b", "llama-3-8b"])
+    def test_the_slope_is_the_ledgers(self, name, policy, device):
+        report = validate(load(name, tp=1, seq_length=2048, recompute=policy), device)
+        assert report.failures == ()
+        assert any("the peak of forward and backward grows by" in note for note in report.notes)
+
+    def test_another_slope_is_a_failure(self, monkeypatch):
+        monkeypatch.setattr(module, "peak_bytes", lambda layers, x: 10 * len(layers))
+        (line,) = validate(load("22b", tp=1)).failures
+        assert line == (
+            "rank 0: the peak grows by 10 bytes a layer, where the ledger has 7080116224"
+        )
 
 
 class TestRecomputation:

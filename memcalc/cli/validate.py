@@ -51,6 +51,10 @@ def validate(
       memcalc validate llama-3-70b --tp 2 --sp --device cpu
       memcalc validate llama-3-8b --against transformers
       memcalc validate 175b --sp --recompute selective --against megatron
+
+    \b
+    On ranks that are launched already (here two, tensor parallel 2):
+      torchrun --nproc-per-node 2 -m memcalc validate 22b --tp 2 --device cpu
     """
     config = configure(model, settings)
     try:
@@ -61,4 +65,7 @@ def validate(
             raise
         message = f"this needs {extra}: pip install 'activation-memcalc[{extra}]'"
         raise click.UsageError(message) from error
-    show(report, format_, output)
+    if resolve("memcalc.validation.ranks:is_first")():
+        show(report, format_, output)
+    elif report.failures:
+        raise click.exceptions.Exit(1)

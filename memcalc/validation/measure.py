@@ -8,7 +8,7 @@ is left is what the hooks found, and the outputs.
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,6 +156,28 @@ def measure(module: nn.Module, *inputs: Tensor) -> Measured:
     _settle(lambda: births.alive == born + of_outputs)
     ordered = sorted(stored, key=lambda each: (each.made_by, -each.bytes, each.saved_by))
     return Measured(tuple(ordered), births.alive, born, of_outputs, births.peak)
+
+
+def peak_bytes(modules: Sequence[nn.Module], x: Tensor) -> int:
+    """The most that is alive of what a chain of modules makes, forward and backward.
+
+    Gradients of parameters are freed as they are made, as they would be in buckets; what is left is
+    what is kept, and what comes and goes.
+    """
+    for module in modules:
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(_forget)
+    births = _Births(lambda: ".")
+    with births:
+        y = x
+        for module in modules:
+            y = module(y)
+        y.backward(torch.ones_like(y))
+    return births.peak
+
+
+def _forget(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def _settle(agree: Callable[[], bool]) -> None:

@@ -47,7 +47,7 @@ def on_each(
     """What a function returns on each of so many processes, which share a gloo group.
 
     Args:
-        ranks: How many; one runs in this process.
+        ranks: How many; one runs in this process, and under torchrun each is there already.
         function: A function of a module, called with the rank and the arguments.
         arguments: What else it is called with; they travel pickled.
         timeout: Seconds after which ranks that have not answered are ended.
@@ -55,6 +55,8 @@ def on_each(
     Raises:
         RankError: A rank failed, died, or did not answer in time.
     """
+    if launched():
+        return _joined(ranks, function, arguments, timeout)
     if ranks == 1:
         return [function(0, *arguments)]
     with tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder:
@@ -76,6 +78,32 @@ def on_each(
             for process in processes:
                 process.kill()
                 process.join()
+
+
+def launched() -> bool:
+    """Whether torchrun, or something like it, has started this process as one of several ranks."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all: it is alone, or the first of those launched."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
+def _joined(
+    ranks: int, function: Callable[..., Result], arguments: tuple[object, ...], timeout: int
+) -> list[Result]:
+    """What the function returns on each of the ranks that somebody else has launched."""
+    size = int(os.environ["WORLD_SIZE"])
+    if size != ranks:
+        raise RankError(f"{size} ranks were launched, where tensor parallel {ranks} needs {ranks}")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    answers: list[Any] = [None] * size
+    dist.all_gather_object(answers, function(dist.get_rank(), *arguments))
+    dist.barrier()
+    dist.destroy_process_group()
+    return answers
 
 
 def _rank(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from memcalc import symbols
-from memcalc.analysis.activations import counted, kept
+from memcalc.analysis.activations import counted, kept, total
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import IMPLEMENTATIONS, Config
@@ -15,12 +15,13 @@ from memcalc.report import Column, Report
 from memcalc.validation import hugging_face, megatron, ranks
 from memcalc.validation.gradients import TOLERANCE, gradient_error
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED, Tie, tie
-from memcalc.validation.measure import Measured, measure
+from memcalc.validation.measure import Measured, measure, peak_bytes
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 from memcalc.validation.room import require_room
 
 DEVICES = ("meta", "cpu")
 AGAINST = ("own", "megatron", "transformers")
+DEPTHS = (2, 3)  # layers between whose peaks a further layer's bytes are found
 TORCH = torch.__version__.partition("+")[0]  # without the build, which changes nothing here
 
 
@@ -29,7 +30,9 @@ class RankResult(NamedTuple):
 
     ties: list[Tie]
     measured: Measured
-    gradient_error: float | None
+    gradient_error: float | None = None
+    peaks: tuple[int, ...] = ()
+    ledger_bytes: int = 0
 
 
 def validate(
@@ -86,6 +89,7 @@ def validate(
             "layer: Megatron-core's own local TransformerLayer, with CUDA's kernel for dropout and "
             "PyTorch's norms",
         )
+    lines += _peak_note(results[0])
     worst = max(range(len(results)), key=lambda rank: results[rank].measured.bytes)
     ties = results[worst].ties
     ledger_bytes = sum(each.ledger_bytes for each in ties)
@@ -126,15 +130,23 @@ def run(rank: int, config: Config, device: str, against: str = "own") -> RankRes
     if against == "transformers":
         measured = measure(hugging_face.HuggingFaceLayer(config), x.transpose(0, 1).contiguous())
         names = hugging_face.MODULES[hugging_face.family(config)]
-        return RankResult(tie(graph, entries, measured.stored, names, names), measured, None)
+        return RankResult(tie(graph, entries, measured.stored, names, names), measured)
     if against == "megatron":
         with megatron.groups(place):
             measured = measure(megatron.MegatronLayer(config, place), x)
         ties = tie(graph, entries, measured.stored, megatron.OPERATIONS, megatron.MODULES)
-        return RankResult(ties, measured, None)
+        return RankResult(ties, measured)
     measured = measure(Layer(config, place), x)
     error = gradient_error(rank, config) if device == "cpu" else None
-    return RankResult(tie(graph, entries, measured.stored), measured, error)
+    # real collectives let go of their tensors when they please, which blurs a peak
+    steady = device == "meta" or parallel.tp == 1
+    depths = DEPTHS if steady else ()
+    peaks = tuple(
+        peak_bytes([Layer(config, place) for _ in range(depth)], hidden_state(config, place))
+        for depth in depths
+    )
+    ties = tie(graph, entries, measured.stored)
+    return RankResult(ties, measured, error, peaks, total(entries))
 
 
 def reduced(config: Config) -> Config:
@@ -213,6 +225,20 @@ def _require_module(config: Config, device: str, against: str) -> None:
         )
 
 
+def _slope(result: RankResult) -> int:
+    return result.peaks[1] - result.peaks[0]
+
+
+def _peak_note(result: RankResult) -> tuple[str, ...]:
+    if not result.peaks:
+        return ()
+    rest = result.peaks[0] - DEPTHS[0] * _slope(result)
+    return (
+        f"the peak of forward and backward grows by {_slope(result)} bytes a layer; {rest} bytes "
+        "come and go besides (measured, not predicted)",
+    )
+
+
 def _failures(rank: int, result: RankResult) -> list[str]:
     lines = [
         f"rank {rank}: {each.tensor} of {each.module or 'the input'} is {each.status} "
@@ -220,6 +246,11 @@ def _failures(rank: int, result: RankResult) -> list[str]:
         for each in result.ties
         if each.status in (MISSING, UNEXPLAINED)
     ]
+    if result.peaks and _slope(result) != result.ledger_bytes:
+        lines.append(
+            f"rank {rank}: the peak grows by {_slope(result)} bytes a layer, where the ledger has "
+            f"{result.ledger_bytes}"
+        )
     error = result.gradient_error
     if error is not None and not error <= TOLERANCE:
         lines.append(f"rank {rank}: gradients differ from the unsplit layer's by {error:.1g}")
