@@ -55,7 +55,7 @@ def check() -> Report:
 
 def _row(claim: Claim, found: Ours, said: str) -> tuple[object, ...]:
     number = found if isinstance(found, int | Fraction) else None
-    both = number is not None and claim.number is not None
+    difference = None if number is None or claim.number is None else number - claim.number
     return (
         claim.id,
         claim.source,
@@ -63,7 +63,7 @@ def _row(claim: Claim, found: Ours, said: str) -> tuple[object, ...]:
         claim.printed if claim.relation == "=" else f"{claim.relation} {claim.printed}",
         claim.unit,
         found.written if isinstance(found, Derived) else _plain(found),
-        _plain(number - claim.number) if both else None,  # type: ignore[operator]
+        _plain(difference),
         _plain(claim.tolerance),
         said,
         claim.explanation,

@@ -19,6 +19,6 @@ for settings in ({}, {"sp": True}, {"tp": 1, "recompute": "selective"}):
 seconds = time.perf_counter() - start
 mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(
-    f"{seconds:10.2f} s for three validations of a layer of the 1T model (torch {torch.__version__})"
+    f"{seconds:10.2f} s for three validations of a layer of the 1T model, torch {torch.__version__}"
 )
 print(f"{mib:10.0f} MiB of memory at the most")
