@@ -244,7 +244,6 @@ class TestOutput:
             ("tex", "%"),
             ("txt", "Activation"),
             ("html", "<div>"),
-            ("dat", "Activation"),
         ]:
             path = tmp_path / f"out.{suffix}"
             outcome = memcalc(f"layer 22b -o {path}")
@@ -311,6 +310,7 @@ USAGE = [
     ("plot stages -o x.png", "the figure stages needs a model"),
     ("plot paper-1 22b -o x.png", "the figure paper-1 has models of its own"),
     ("layer 22b -o table.png", "a table is not written as .png"),
+    ("layer 22b -o table.jsn", "no format is written as .jsn; did you mean '.json'?"),
     ("layer 22b -s 2047", "the row tensor+sequence: sequence parallel 8 does not divide"),
     ("layer 22b --recompute=", "--recompute has no place here"),
     ("ledger 22b --recompute none,full", "recompute none contradicts full"),
@@ -362,7 +362,8 @@ class TestHelp:
         monkeypatch.chdir(tmp_path)
         folder = tmp_path / "path" / "to"
         folder.mkdir(parents=True)
-        config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 64}
+        config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4}
+        config["n_positions"] = 8192
         (folder / "config.json").write_text(json.dumps(config))
         examples = 0
         for name in COMMANDS:

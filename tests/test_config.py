@@ -181,6 +181,27 @@ def test_sequence_parallelism_over_one_rank_is_warned_about():
     assert any(note.startswith("warning: sequence") for note in memcalc.ledger(config).notes)
 
 
+def test_a_sequence_beyond_the_context_is_warned_about():
+    assert load("gpt2", seq_length=2048).warnings == (
+        "sequence length 2048 is beyond the model's context length 1024",
+    )
+    assert not load("gpt2").warnings
+
+
+def test_what_megatron_keeps_beside_a_packed_value_is_warned_about_with_its_bytes():
+    """Measured on Megatron-core 0.16.1: 2 x 2sbh more, at s 256, b 1, h 512: 524288 bytes."""
+    model = Model(name="toy", layers=1, hidden_size=512, heads=8, position="rotary")
+    run = Run(seq_length=256, implementation="megatron-local")
+    (line,) = Config(model, Parallel(), run).warnings
+    assert line.endswith("524288 bytes a layer more")
+    assert not load("llama-3-8b", implementation="megatron-local").warnings
+
+
+def test_hugging_faces_layers_over_ranks_are_warned_about():
+    (line,) = load("llama-3-8b", tp=2, implementation="transformers-sdpa").warnings
+    assert "were never measured" in line
+
+
 class TestKernels:
     """What an implementation changes, by the tensors that it adds."""
 

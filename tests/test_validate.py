@@ -20,7 +20,7 @@ from memcalc.blocks.layer import layer_graph
 from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.errors import UsageError
-from memcalc.validation import ranks, room
+from memcalc.validation import gradients, ranks, room
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import tie
@@ -135,6 +135,29 @@ class TestHuggingFace:
                 continue
             assert validate(config).failures == ()
 
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"position": "rotary"},
+            {"activation": "swiglu"},
+            {"causal": False},
+            {"norm": "rmsnorm"},
+            {"kv_heads": 4},
+        ],
+    )
+    def test_a_layer_of_neither_family_is_refused(self, change):
+        config = load("gpt2", implementation="transformers-eager")
+        changed = replace(config, model=replace(config.model, **change))
+        with pytest.raises(UsageError, match="no Hugging Face layer here has"):
+            validate(changed)
+
+    def test_another_implementation_is_refused_and_an_assumed_one_is_replaced(self):
+        with pytest.raises(UsageError, match="implementation torch is not Hugging Face's"):
+            validate(load("llama-3-8b", implementation="torch"), against="transformers")
+        report = validate(load("llama-3-8b"), against="transformers")
+        assert any("assumed" in n and "transformers-sdpa" in n for n in report.notes)
+        assert not any("implementation megatron" in note for note in report.notes)
+
     def test_it_is_for_one_rank_on_meta(self):
         config = load("llama-3-8b", tp=2, implementation="transformers-sdpa")
         with pytest.raises(UsageError, match="are validated on meta, with one rank"):
@@ -179,9 +202,12 @@ class TestMegatron:
         assert report.failures == ()
 
     def test_what_it_is_not_built_of_is_refused(self):
+        config = load("22b")
+        bidirectional = replace(config, model=replace(config.model, causal=False))
         for config, message in [
             (load("22b", attention="flash"), "is the implementation paper or megatron-local"),
             (load("llama-3-8b", implementation="megatron-local"), "without rotary positions"),
+            (bidirectional, "with a causal mask"),
             (load("22b", recompute="full"), "with the policies none, selective"),
         ]:
             with pytest.raises(UsageError, match=message):
@@ -286,6 +312,24 @@ class TestRanks:
                 assert {each.status for each in result.ties} <= {"matched", "ignored"}
                 assert result.measured.agrees
                 assert result.gradient_error < TOLERANCE
+
+    def test_a_gradient_that_is_no_number_is_a_failure(self, monkeypatch):
+        real = gradients._gradients
+
+        def spoilt(config, place):
+            found = real(config, place)
+            found["fc2.weight"] = found["fc2.weight"] * float("nan")
+            return found
+
+        monkeypatch.setattr(gradients, "_gradients", spoilt)
+        (line,) = validate(load("22b", tp=1), "cpu").failures
+        assert "gradients differ from the unsplit layer's by nan" in line
+
+    def test_a_stray_environment_launches_nothing(self, monkeypatch):
+        for name, value in {"RANK": "1", "WORLD_SIZE": "abc", "MASTER_ADDR": "x"}.items():
+            monkeypatch.setenv(name, value)
+        assert not ranks.launched()
+        assert ranks.is_first()
 
     def test_wrong_gradients_are_a_failure(self, monkeypatch):
         monkeypatch.setattr(module, "gradient_error", lambda rank, config: 0.5)

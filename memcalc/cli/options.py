@@ -11,6 +11,7 @@ from memcalc import files
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
 from memcalc.config.implementation import ATTENTIONS
+from memcalc.errors import nearest
 from memcalc.figures import SUFFIXES as FIGURES
 from memcalc.render import SUFFIXES
 from memcalc.report import Report
@@ -105,6 +106,9 @@ def show(report: Report, format_: str | None, output: Path | None) -> None:
     suffix = output.suffix.lower() if output else ""
     if suffix in FIGURES:
         raise click.UsageError(f"a table is not written as {suffix}; see `memcalc plot`")
+    if format_ is None and suffix and suffix not in SUFFIXES:
+        hint = nearest(suffix, SUFFIXES)
+        raise click.UsageError(f"no format is written as {suffix}; {hint}, or give --format")
     write(report.render(format_ or SUFFIXES.get(suffix, "text")), output)
     for failure in report.failures:
         click.echo(f"memcalc: failed: {failure}", err=True)

@@ -73,7 +73,30 @@ class Config:
             lines.append("sequence parallelism has no effect with tensor parallel 1")
         if kernels.attention == "flash" and self.run.precision == "fp32":
             lines.append("flash kernels take bf16 and fp16 only; counted as if one took fp32")
+        most = self.model.max_seq_length
+        if most is not None and self.run.seq_length > most:
+            lines.append(
+                f"sequence length {self.run.seq_length} is beyond the model's context length {most}"
+            )
+        if kernels.name.startswith("transformers-") and self.parallel.tp > 1:
+            lines.append(
+                "Hugging Face's layers split over ranks were never measured: counted as torch's"
+            )
+        if kernels.name == "megatron-local" and self.model.position == "rotary":
+            lines += self._packed_value()
         return tuple(lines)
+
+    def _packed_value(self) -> list[str]:
+        """What Megatron-core keeps beside the value, of which it holds all that was packed with."""
+        model, run = self.model, self.run
+        if model.kv_heads != model.heads:  # repeating K and V copies them
+            return []
+        width = 2 * model.heads * model.head_size // self.parallel.tp
+        more = run.activation_bytes * run.seq_length * run.micro_batch_size * width
+        return [
+            "not counted: Megatron-core's value is a view of the packed query, key and value, and "
+            f"keeps the other two beside their rotated copies: {more} bytes a layer more"
+        ]
 
     @property
     def microbatches(self) -> int:

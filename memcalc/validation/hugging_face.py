@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
 from memcalc.config import Config
+from memcalc.errors import UsageError
 from memcalc.validation import kernels
 from memcalc.validation.modules import TYPES
 
@@ -53,6 +54,28 @@ LAYERS = {"llama": "LlamaDecoderLayer", "gpt2": "GPT2Block"}
 def family(config: Config) -> str:
     """``gpt2`` or ``llama``: which of the two families of layers a model is of."""
     return "gpt2" if config.model.norm == "layernorm" else "llama"
+
+
+def require(config: Config) -> None:
+    """Refuse a model whose layer is of neither family.
+
+    Raises:
+        UsageError: With what the families' layers have.
+    """
+    model = config.model
+    kinds = {
+        "gpt2": ("layernorm", "learned", ("gelu", "gelu_new")),
+        "llama": ("rmsnorm", "rotary", ("swiglu", "geglu")),
+    }
+    norm, position, activations = kinds[family(config)]
+    like = model.norm == norm and model.position == position and model.activation in activations
+    if not like or not model.causal or (norm == "layernorm" and model.kv_heads != model.heads):
+        raise UsageError(
+            f"no Hugging Face layer here has {model.norm}, {model.position} positions and "
+            f"{model.activation}: GPT-2's and Llama's do as those models do"
+        )
+    if norm == "rmsnorm" and (model.hidden_dropout or model.attention_dropout):
+        raise UsageError("Llama's layers are validated without dropout")
 
 
 class HuggingFaceLayer(nn.Module):

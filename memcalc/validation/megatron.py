@@ -130,6 +130,8 @@ def require(config: Config) -> None:
         raise UsageError(
             "Megatron-core's local layer is the implementation paper or megatron-local"
         )
+    if not model.causal:
+        raise UsageError("Megatron-core's local layer is validated with a causal mask")
     if model.position == "rotary":
         raise UsageError("Megatron-core's local layer is validated without rotary positions")
     if config.run.regions - {"core_attention"}:

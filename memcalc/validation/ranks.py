@@ -82,7 +82,8 @@ def on_each(
 
 def launched() -> bool:
     """Whether torchrun, or something like it, has started this process as one of several ranks."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+    numbers = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    return "MASTER_ADDR" in os.environ and all(number.isdecimal() for number in numbers)
 
 
 def is_first() -> bool:

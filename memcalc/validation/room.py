@@ -1,11 +1,12 @@
 """Whether a layer fits this machine, asked before anything is allocated."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parameters import owned
 from memcalc.blocks.layer import layer_graph
-from memcalc.config import Config
+from memcalc.config import Config, Parallel
 from memcalc.errors import MemcalcError
 from memcalc.units import format_bytes
 
@@ -30,14 +31,18 @@ def require_room(config: Config) -> None:
 def needed_bytes(config: Config) -> int:
     """About what all ranks of a layer need on one machine.
 
-    Weights, drawn in fp32 and whole; what is kept, and as much again for what comes and goes.
+    Weights, drawn in fp32 and whole, and what is kept, with as much again for what comes and goes;
+    then the same of the unsplit layer in fp32 with its gradients, that every rank compares with.
 
     >>> from memcalc.config import load
     >>> needed_bytes(load("1t")) > 2**34
     True
     """
-    weights: int = (4 + config.run.activation_bytes) * owned(layer_graph(config))
-    return config.parallel.tp * (weights + 2 * layer_bytes(config, "exact"))
+    weights: int = owned(layer_graph(config))
+    split = (4 + config.run.activation_bytes) * weights + 2 * layer_bytes(config, "exact")
+    run = replace(config.run, precision="fp32")
+    whole = 12 * weights + 2 * layer_bytes(Config(config.model, Parallel(), run), "exact")
+    return config.parallel.tp * (split + whole)
 
 
 def free_bytes() -> int | None:

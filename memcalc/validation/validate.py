@@ -76,20 +76,24 @@ def validate(
         results = ranks.on_each(config.parallel.tp, run, config, device, against)
         lines = (f"backend cpu: {config.parallel.tp} process(es), real kernels",)
         if against == "own":
-            error = max(result.gradient_error or 0.0 for result in results)
+            error = float(torch.tensor([result.gradient_error for result in results]).max())
             lines += (
-                "in fp32 without dropout the ranks' gradients are the unsplit layer's to "
-                f"{error:.1g} of the largest",
+                "in fp32 without dropout the ranks' gradients, of the input and of split weights, "
+                f"are the unsplit layer's to {error:.1g} of the largest",
             )
     if against == "transformers":
         built = hugging_face.LAYERS[hugging_face.family(config)]
-        lines += (f"layer: transformers' own {built}, with CUDA's kernels for dropout and sdpa",)
+        lines += (
+            f"layer: transformers' own {built}; stand-ins for CUDA's dropout and flash kernel",
+        )
     if against == "megatron":
         lines += (
-            "layer: Megatron-core's own local TransformerLayer, with CUDA's kernel for dropout and "
-            "PyTorch's norms",
+            "layer: Megatron-core's own local TransformerLayer; stand-ins for CUDA's dropout and its "
+            "norms",
         )
-    lines += _peak_note(results[0])
+    if against == "own":
+        lines += _stand_ins(config)
+    lines += _peak_note(results[0], config)
     worst = max(range(len(results)), key=lambda rank: results[rank].measured.bytes)
     ties = results[worst].ties
     ledger_bytes = sum(each.ledger_bytes for each in ties)
@@ -203,8 +207,13 @@ def _whose(config: Config, against: str) -> tuple[Config, str]:
         return config, "transformers" if against == "own" else against
     if against != "transformers":
         return config, against
+    said = f"implementation {kernels.name}"
+    if said not in config.assumed:
+        raise UsageError(f"{said} is not Hugging Face's: choose transformers-eager or -sdpa")
     name = "transformers-sdpa" if kernels.attention == "flash" else "transformers-eager"
-    return replace(config, run=replace(config.run, implementation=IMPLEMENTATIONS[name])), against
+    assumed = tuple(line for line in config.assumed if line != said)
+    run_ = replace(config.run, implementation=IMPLEMENTATIONS[name])
+    return replace(config, run=run_, assumed=(*assumed, f"implementation {name}")), against
 
 
 def _require_module(config: Config, device: str, against: str) -> None:
@@ -212,6 +221,7 @@ def _require_module(config: Config, device: str, against: str) -> None:
     if against == "megatron":
         megatron.require(config)
     if against == "transformers":
+        hugging_face.require(config)
         if device != "meta" or config.parallel.tp > 1 or config.run.regions:
             raise UsageError(
                 "Hugging Face's layers are validated on meta, with one rank and nothing recomputed"
@@ -229,9 +239,26 @@ def _slope(result: RankResult) -> int:
     return result.peaks[1] - result.peaks[0]
 
 
-def _peak_note(result: RankResult) -> tuple[str, ...]:
+def _stand_ins(config: Config) -> tuple[str, ...]:
+    """Which fused kernels are stood in for, by functions that keep what those keep."""
+    model, kernels = config.model, config.run.implementation
+    fused = {
+        "flash attention": kernels.attention == "flash",
+        "RMSNorm": model.norm == "rmsnorm",
+        "the gate": model.gated and kernels.fused_gate,
+        "rotary positions": model.position == "rotary",
+    }
+    names = ", ".join(name for name, used in fused.items() if used)
+    if not names:
+        return ()
+    return (f"stand-ins, written to keep what the fused kernels' sources say, for: {names}",)
+
+
+def _peak_note(result: RankResult, config: Config) -> tuple[str, ...]:
     if not result.peaks:
         return ()
+    if config.run.implementation.attention == "flash":  # its stand-in's own scores come and go
+        return (f"the peak of forward and backward grows by {_slope(result)} bytes a layer",)
     rest = result.peaks[0] - DEPTHS[0] * _slope(result)
     return (
         f"the peak of forward and backward grows by {_slope(result)} bytes a layer; {rest} bytes "
