@@ -88,8 +88,8 @@ def validate(
         )
     if against == "megatron":
         lines += (
-            "layer: Megatron-core's own local TransformerLayer; stand-ins for CUDA's dropout and its "
-            "norms",
+            "layer: Megatron-core's own local TransformerLayer; stand-ins for its norms and for "
+            "CUDA's dropout",
         )
     if against == "own":
         lines += _stand_ins(config)
