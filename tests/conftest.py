@@ -2,13 +2,20 @@
 
 import ast
 import json
+import os
 from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
 import pytest
+from hypothesis import settings
 
 from memcalc.cli.main import main
+
+# the same examples on every run of CI; new ones wherever else the tests run
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 class Outcome(NamedTuple):
