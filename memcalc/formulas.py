@@ -160,7 +160,7 @@ class Formula:
         return [x.name for x in free], sympy.lambdify(free, expression, printer=_Printer)
 
 
-class _Printer(NumPyPrinter):  # type: ignore[misc]
+class _Printer(NumPyPrinter):  # type: ignore[misc] # sympy is untyped
     """numpy code in which Max takes scalars and arrays together."""
 
     def __init__(self, settings: dict[str, Any] | None = None) -> None:

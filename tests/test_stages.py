@@ -187,7 +187,7 @@ class TestParameters:
 
     @pytest.mark.parametrize(
         ("model", "published"),
-        [  # the totals that the models' files on the hub state
+        [  # public parameter counts (the rotary tables that some files store are not parameters)
             ("gpt2", 124439808),
             ("llama-2-7b", 6738415616),
             ("llama-2-13b", 13015864320),

@@ -45,7 +45,7 @@ HARMLESS = """
     sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
     summary_use_proj task_specific_params tokenizer_class torch_dtype transformers_version
     unk_token_id use_cache use_mrope
-""".split()  # noqa: SIM905
+""".split()  # noqa: SIM905 - as above
 
 # Activations by the name that a config gives them: of a plain MLP, and of a gate.
 _PLAIN = {
