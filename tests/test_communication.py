@@ -13,7 +13,7 @@ from memcalc.errors import ConfigError
 
 def traffic(**settings):
     config = load("175b", **settings)
-    return of_graph(layer_graph(config, symbols.symbolic(config)), config.run.regions)
+    return of_graph(layer_graph(config, symbols.symbolic(config)), config.run.policy)
 
 
 def count(rows, collective, overlapped_with=None):

@@ -138,7 +138,7 @@ def test_an_unknown_recomputation_is_refused_with_the_nearest():
 
 def test_words_stand_for_records():
     run = Run(seq_length=8, recompute="attention,mlp", implementation="paper")
-    assert run.regions == {"attention", "mlp"}
+    assert run.policy.regions == {"attention", "mlp"}
     assert run.implementation.attention == "unfused"
 
 

@@ -19,14 +19,17 @@ from memcalc.analysis.activations import kept
 from memcalc.blocks.layer import layer_graph
 from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
+from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
-from memcalc.validation import gradients, ranks, room
+from memcalc.validation import allocator, cuda, gradients, ranks, room, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import tie
 from memcalc.validation.measure import Stored, measure
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
-from memcalc.validation.validate import reduced, run, validate
+from memcalc.validation.reduced import fewer_ranks, reduced
+from memcalc.validation.validate import validate
+from memcalc.validation.witness import observe
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -64,12 +67,14 @@ def sums(report):
 
 
 class TestMeta:
-    @pytest.mark.parametrize("policy", ["none", "selective", "full", "attention", "mlp"])
+    @pytest.mark.parametrize(
+        "policy", ["none", "selective", "full", "save_linear", "attention", "mlp"]
+    )
     @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
     @pytest.mark.parametrize("name", ["22b", "175b", "530b", "1t"])
     def test_the_papers_layer(self, name, tp, sp, policy):
         config = load(name, tp=tp, sp=sp, recompute=policy)
-        report = validate(config)
+        report = validate(config, "meta")
         assert report.failures == ()
         ledger, measured = sums(report)
         assert ledger == measured == library.layer_bytes(config, "exact")
@@ -88,14 +93,14 @@ class TestMeta:
                     "seq_length": 2048,
                     "implementation": implementation,
                 }
-                for policy in ("none", "selective", "full"):
-                    report = validate(load(name, recompute=policy, **settings))
+                for policy in ("none", "selective", "save_linear"):
+                    report = validate(load(name, recompute=policy, **settings), "meta")
                     assert report.failures == ()
 
     def test_a_layer_of_a_trillion_parameters_allocates_nothing(self):
         before = torch.tensor([]).element_size()  # torch is loaded
         start = time.perf_counter()
-        validate(load("1t"))
+        validate(load("1t"), "meta")
         assert before
         assert time.perf_counter() - start < 2
 
@@ -116,7 +121,7 @@ class TestHuggingFace:
     )
     def test_vectors(self, name, settings, implementation, measured):
         config = load(name, implementation=implementation, **settings)
-        report = validate(config)
+        report = validate(config, "meta")
         assert report.failures == ()
         assert sums(report) == (measured, measured)
 
@@ -133,7 +138,7 @@ class TestHuggingFace:
             )
             if implementation == "transformers-sdpa" and config.model.attention_dropout:
                 continue
-            assert validate(config).failures == ()
+            assert validate(config, "meta").failures == ()
 
     @pytest.mark.parametrize(
         "change",
@@ -149,19 +154,19 @@ class TestHuggingFace:
         config = load("gpt2", implementation="transformers-eager")
         changed = replace(config, model=replace(config.model, **change))
         with pytest.raises(UsageError, match="no Hugging Face layer here has"):
-            validate(changed)
+            validate(changed, "meta")
 
     def test_another_implementation_is_refused_and_an_assumed_one_is_replaced(self):
         with pytest.raises(UsageError, match="implementation torch is not Hugging Face's"):
-            validate(load("llama-3-8b", implementation="torch"), against="transformers")
-        report = validate(load("llama-3-8b"), against="transformers")
+            validate(load("llama-3-8b", implementation="torch"), "meta", against="transformers")
+        report = validate(load("llama-3-8b"), "meta", against="transformers")
         assert any("assumed" in n and "transformers-sdpa" in n for n in report.notes)
         assert not any("implementation megatron" in note for note in report.notes)
 
     def test_it_is_for_one_rank_on_meta(self):
         config = load("llama-3-8b", tp=2, implementation="transformers-sdpa")
         with pytest.raises(UsageError, match="are validated on meta, with one rank"):
-            validate(config)
+            validate(config, "meta")
 
 
 class TestMegatron:
@@ -171,7 +176,7 @@ class TestMegatron:
     @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
     @pytest.mark.parametrize("name", ["22b", "175b", "530b", "1t"])
     def test_the_papers_layer(self, name, tp, sp, policy):
-        report = validate(load(name, tp=tp, sp=sp, recompute=policy), against="megatron")
+        report = validate(load(name, tp=tp, sp=sp, recompute=policy), "meta", against="megatron")
         assert report.failures == ()
         ledger, measured = sums(report)
         assert ledger == measured
@@ -192,7 +197,7 @@ class TestMegatron:
             position="none",
         )
         run_ = Run(seq_length=64, micro_batch_size=2, implementation="megatron-local")
-        report = validate(Config(model, Parallel(), run_), against="megatron")
+        report = validate(Config(model, Parallel(), run_), "meta", against="megatron")
         assert report.failures == ()
         assert sums(report) == (599040, 599040)
 
@@ -211,11 +216,11 @@ class TestMegatron:
             (load("22b", recompute="full"), "with the policies none, selective"),
         ]:
             with pytest.raises(UsageError, match=message):
-                validate(config, against="megatron")
+                validate(config, "meta", against="megatron")
 
     def test_cuda_is_put_back(self):
         before = torch.cuda.current_device
-        validate(load("22b"), against="megatron")
+        validate(load("22b"), "meta", against="megatron")
         assert torch.cuda.current_device is before
 
 
@@ -277,7 +282,7 @@ def small_config(dropout, precision, wide, kv_heads, style, **parallel):
 class TestCpu:
     @pytest.mark.parametrize("case", SMALL, ids=lambda case: "-".join(map(str, case.values())))
     def test_real_kernels_keep_what_the_ledger_says(self, case):
-        result = run(0, small_config(**case), "cpu")
+        result = observe(0, small_config(**case), "cpu")
         assert {each.status for each in result.ties} <= {"matched", "ignored"}
         assert result.measured.agrees
 
@@ -308,7 +313,7 @@ class TestRanks:
             small_config(0.1, "bf16", False, 4, "paper-gelu", tp=tp, sp=sp),
             small_config(0.0, "fp32", False, 1, "flash-swiglu", tp=tp, sp=sp),
         ):
-            for result in ranks.on_each(tp, run, config, "cpu"):
+            for result in ranks.on_each(tp, observe, config, "cpu"):
                 assert {each.status for each in result.ties} <= {"matched", "ignored"}
                 assert result.measured.agrees
                 assert result.gradient_error < TOLERANCE
@@ -332,7 +337,7 @@ class TestRanks:
         assert ranks.is_first()
 
     def test_wrong_gradients_are_a_failure(self, monkeypatch):
-        monkeypatch.setattr(module, "gradient_error", lambda rank, config: 0.5)
+        monkeypatch.setattr(witness, "gradient_error", lambda rank, config: 0.5)
         (line,) = validate(load("22b", tp=1), "cpu").failures
         assert line == "rank 0: gradients differ from the unsplit layer's by 0.5"
 
@@ -374,7 +379,7 @@ class TestPeaks:
     """The peak of forward and backward grows by the ledger's bytes a layer, exactly."""
 
     @pytest.mark.parametrize("device", ["meta", "cpu"])
-    @pytest.mark.parametrize("policy", ["none", "selective", "full", "mlp"])
+    @pytest.mark.parametrize("policy", ["none", "selective", "full", "save_linear", "mlp"])
     @pytest.mark.parametrize("name", ["175b", "llama-3-8b"])
     def test_the_slope_is_the_ledgers(self, name, policy, device):
         report = validate(load(name, tp=1, seq_length=2048, recompute=policy), device)
@@ -382,8 +387,8 @@ class TestPeaks:
         assert any("the peak of forward and backward grows by" in note for note in report.notes)
 
     def test_another_slope_is_a_failure(self, monkeypatch):
-        monkeypatch.setattr(module, "peak_bytes", lambda layers, x: 10 * len(layers))
-        (line,) = validate(load("22b", tp=1)).failures
+        monkeypatch.setattr(witness, "peak_bytes", lambda layers, x: 10 * len(layers))
+        (line,) = validate(load("22b", tp=1), "meta").failures
         assert line == (
             "rank 0: the peak grows by 10 bytes a layer, where the ledger has 7080116224"
         )
@@ -393,31 +398,62 @@ class TestRecomputation:
     """FLOPs by torch's own counter, on meta; its checkpoint repeats all of a region."""
 
     @pytest.mark.parametrize("name", ["175b", "llama-3-8b"])
-    @pytest.mark.parametrize("policy", ["none", "selective", "full", "mlp"])
-    def test_flops_are_torchs(self, name, policy):
+    @pytest.mark.parametrize("policy", ["none", "selective", "full", "save_linear", "mlp"])
+    @pytest.mark.parametrize("early_stop", [False, True])
+    @pytest.mark.parametrize("dropout", [0.0, 0.1])
+    def test_flops_are_torchs(self, name, policy, early_stop, dropout):
         local = {} if name == "175b" else {"implementation": "megatron-local"}
-        config = load(name, tp=1, seq_length=1024, recompute=policy, **local)
+        config = load(name, tp=1, seq_length=1024, recompute=policy, dropout=dropout, **local)
         place = Place("meta", TYPES[config.run.precision])
         layer, x = Layer(config, place), hidden_state(config, place)
+        layer.early_stop = early_stop
         with FlopCounterMode(display=False) as forward:
             y = layer(x)
         graph = layer_graph(config)
         assert forward.get_total_flops() == flops.forward(graph)
         with FlopCounterMode(display=False) as backward:
             y.backward(torch.empty_like(y))
-        expected = 2 * flops.forward(graph) + flops.recomputed(graph, config.run.regions)
-        assert backward.get_total_flops() == expected
+        again = flops.recomputed(graph, config.run.policy, early_stop=early_stop)
+        assert backward.get_total_flops() == 2 * flops.forward(graph) + again
+
+    def test_early_stop_leaves_out_the_cores_second_product_and_without_dropout_the_last(self):
+        s, b, h = 2048, 1, 12288
+        config = load("175b", tp=1)
+        graph, selective, full = layer_graph(config), *(POLICIES[w] for w in ("selective", "full"))
+        assert flops.recomputed(graph, selective, early_stop=True) == 2 * b * s**2 * h
+        assert flops.recomputed(graph, full, early_stop=True) == flops.forward(graph)
+        graph = layer_graph(load("175b", tp=1, dropout=0.0))
+        last = 2 * b * s * 4 * h * h
+        assert flops.recomputed(graph, full, early_stop=True) == flops.forward(graph) - last
+
+    @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
+    @pytest.mark.parametrize("name", ["selective", "full", "save_linear"])
+    def test_a_report_counts_them_on_a_rank(self, name, tp, sp):
+        report = validate(load("175b", tp=tp, sp=sp, recompute=name), "meta")
+        assert report.failures == ()
+        assert any("FLOPs on a rank by PyTorch's counter" in note for note in report.notes)
+
+    def test_other_flops_are_a_failure(self, monkeypatch):
+        monkeypatch.setattr(witness, "_backward_flops", lambda *arguments: 0)
+        (line,) = validate(load("175b", tp=1, recompute="selective"), "meta").failures
+        assert line == (
+            "rank 0: recomputation adds 0 FLOPs, and 0 with early stop, where the ledger has "
+            "206158430208 and 103079215104"
+        )
 
 
 class TestAWrongLedgerIsCaught:
     """Each planted error fails, and names the tensor."""
 
-    def tied(self, change=lambda entries: entries, stored=lambda stored: stored, **settings):
+    def measured(self, **settings):
         config = load("22b", tp=1, **settings)
         place = Place("meta", TYPES[config.run.precision])
-        measured = measure(Layer(config, place), hidden_state(config, place))
-        graph = layer_graph(config)
-        ties = tie(graph, change(kept(graph, config.run.regions)), stored(measured.stored))
+        return measure(Layer(config, place), hidden_state(config, place))
+
+    def tied(self, change=lambda entries: entries, stored=lambda stored: stored, **settings):
+        config = load("22b", tp=1, **settings)
+        measured, graph = self.measured(**settings), layer_graph(config)
+        ties = tie(graph, change(kept(graph, config.run.policy)), stored(measured.stored))
         return {
             (t.tensor, t.module, t.status) for t in ties if t.status not in ("matched", "ignored")
         }
@@ -462,7 +498,7 @@ class TestAWrongLedgerIsCaught:
         assert ("input_norm_output", "missing") in wrong
         assert ("mlp_norm_output", "missing") in wrong
 
-    def test_a_tensor_that_the_caller_keeps_alive_makes_the_counts_differ(self):
+    def test_a_tensor_that_the_caller_keeps_alive(self):
         held = []
 
         class Keeps(torch.nn.Module):
@@ -472,38 +508,150 @@ class TestAWrongLedgerIsCaught:
                 return (y + 1).relu()
 
         measured = measure(Keeps(), torch.ones(4, 4, requires_grad=True))
-        assert not measured.agrees
-        assert measured.live_bytes - measured.born_bytes - measured.output_bytes == 64
+        assert measured.agrees
+        assert [each for each in measured.stored if not each.saved_by] == [
+            Stored(64, ".", (), (4, 4))
+        ]
+        # and no entry of a ledger is a tensor that is alive without being saved
+        held = tuple(replace(each, saved_by=()) for each in self.measured().stored)
+        statuses = [status for _, _, status in self.tied(stored=lambda stored: held)]
+        assert statuses.count("missing") == len(held) - 1  # all but the mask, which is ignored
 
     def test_it_is_status_1_on_the_command_line(self, memcalc, monkeypatch):
-        real = module.kept
-        monkeypatch.setattr(module, "kept", lambda *arguments: real(*arguments)[1:])
-        outcome = memcalc("validate 22b")
+        real = witness.kept
+        monkeypatch.setattr(witness, "kept", lambda *arguments: real(*arguments)[1:])
+        outcome = memcalc("validate 22b --device meta")
         assert outcome.status == 1
         assert "failed: rank 0: (2048 4 6144) of the input is unexplained" in outcome.err
 
 
+class TestCuda:
+    """What there is of it without a GPU: the allocator's rules, and what is refused."""
+
+    def test_a_block_is_a_multiple_of_512_bytes(self):
+        assert [allocator.rounded(n) for n in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+
+    def test_segments_that_expand_leave_nothing_to_chance(self):
+        sizes = [24, 2**20, 3 * 2**20 + 1]
+        assert allocator.allocated(sizes, True) == (512 + 2**20 + 3 * 2**20 + 512,) * 2
+
+    def test_a_large_block_may_be_left_whole(self):
+        sizes = [2**20, 2**20 + 1]  # the first comes from the small pool, whose blocks are split
+        least, most = allocator.allocated(sizes, False)
+        assert most - least == 2**20
+
+    @pytest.mark.parametrize(
+        ("environment", "expand"),
+        [
+            ({}, None),
+            ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, None),
+            ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:False"}, False),
+            ({"PYTORCH_ALLOC_CONF": "expandable_segments: True"}, True),
+        ],
+    )
+    def test_the_environment_says_whether_segments_expand(self, environment, expand):
+        assert allocator.expandable(environment) is expand
+
+    @pytest.mark.parametrize(
+        ("settings", "gpus", "message"),
+        [
+            ({}, 0, "PyTorch finds no GPU here"),
+            ({"tp": 8}, 2, "tensor parallel 8 needs 8 GPUs, where there are 2"),
+            ({"attention": "flash", "precision": "fp32"}, 8, "takes bf16 and fp16"),
+        ],
+    )
+    def test_what_cannot_run_is_refused(self, settings, gpus, message, monkeypatch):
+        monkeypatch.setattr(cuda, "available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        with pytest.raises(UsageError, match=message):
+            validate(load("22b", **settings), "cuda")
+
+    def test_other_layers_are_not_for_it(self):
+        with pytest.raises(UsageError, match="on cuda, memcalc's own layer is validated"):
+            validate(load("22b"), "cuda", against="megatron")
+
+    @pytest.mark.parametrize("allocated", [0, 10**6])
+    def test_what_the_allocator_counts_is_held_against_its_rules(self, allocated, monkeypatch):
+        """The measuring itself, with a count that is exact and one that is not."""
+        config = load("llama-3-8b", seq_length=128)
+        place = Place("meta", TYPES["bf16"])
+        layer, x = Layer(config, place), hidden_state(config, place)
+        sizes = measure(layer, x).sizes
+        counts = iter([0, sum(allocator.rounded(size) for size in sizes) + allocated])
+        found = witness.observe(0, config, "meta")
+        measured = measure(layer, x, allocated=lambda: next(counts))
+        failures = module._failures(0, found._replace(measured=measured))
+        assert len(failures) == (allocated > 0)
+        assert all("the allocator counts" in line for line in failures)
+
+
+class TestDevices:
+    def test_without_a_gpu_a_small_layer_runs_on_the_cpu_and_the_whole_on_meta(self):
+        report = validate(load("175b", sp=True))
+        assert report.failures == ()
+        assert {*report.column("backend")} == {"cpu", "meta"}
+        notes = " ".join(report.notes)
+        assert "cpu: 2 process(es), real kernels; 175b, reduced" in notes
+        assert "meta: full size, no memory was allocated and no kernel ran" in notes
+        assert "What PyTorch keeps of one layer of 175b (s 2048, b 1, t 8" in report.title
+
+    def test_a_failure_names_its_device(self, monkeypatch):
+        real = witness.kept
+        monkeypatch.setattr(witness, "kept", lambda *arguments: real(*arguments)[1:])
+        report = validate(load("llama-3-8b"))
+        assert {line.partition(":")[0] for line in report.failures} == {"cpu", "meta"}
+
+    def test_the_smallest_number_of_ranks_that_split_it(self):
+        for t, fewer in ((1, 1), (8, 2)):
+            assert fewer_ranks(load("22b", tp=t)).parallel.tp == fewer
+
+    def test_the_difference_from_the_papers_count_is_named_term_by_term(self):
+        report = validate(load("22b", tp=1), "meta")
+        (line,) = [note for note in report.notes if "the paper's way of counting" in note]
+        terms = [f"{n}_norm_{part} +32768" for n in ("input", "mlp") for part in ("mean", "rstd")]
+        assert line == (
+            f"the paper's way of counting has 7079985152 bytes; to these: {', '.join(terms)}"
+        )
+
+
+class TestTime:
+    def test_every_policy_has_its_times(self, memcalc):
+        outcome = memcalc("validate 22b --tp 1 --device cpu --time --format json")
+        assert outcome.status == 0
+        rows = outcome.document["rows"]
+        assert [row["policy"] for row in rows] == ["none", "selective", "full", "save_linear"]
+        for row in rows:
+            assert row["combined_seconds"] == row["forward_seconds"] + row["backward_seconds"] > 0
+        assert [row["paper_overhead_percent"] for row in rows] == [None, 7.0, 39.0, None]
+        assert any(note.startswith("on the CPU, ") for note in outcome.document["notes"])
+
+    def test_meta_has_no_time(self):
+        with pytest.raises(UsageError, match="on cuda or on the cpu"):
+            validate(load("22b"), "meta", time=True)
+
+
 class TestRoom:
     def test_what_does_not_fit_is_refused_before_it_is_allocated(self, memcalc, monkeypatch):
-        monkeypatch.setattr(room, "free_bytes", lambda: 2**30)
+        monkeypatch.setitem(room.FREE, "cpu", lambda: 2**30)
         outcome = memcalc("validate 1t --device cpu --full-size --tp 1")
         assert outcome.status == 2
         assert "the layer needs about" in outcome.err
         assert "1,024 MiB are free" in outcome.err
 
     def test_free_memory_is_known_here(self):
-        assert room.free_bytes() > 0
+        assert room.free_on_cpu() > 0
 
     def test_need_is_no_less_than_what_is_kept(self):
         config = load("22b", tp=1)
-        assert room.needed_bytes(config) > library.layer_bytes(config, "exact")
+        for need in room.NEEDS.values():
+            assert need(config) > library.layer_bytes(config, "exact")
 
 
 def test_what_no_module_is_written_for_is_refused():
     with pytest.raises(UsageError, match="choose megatron-local"):
-        validate(load("llama-3-8b", implementation="paper"))
-    with pytest.raises(UsageError, match="device 'cuda' is unknown"):
-        validate(load("22b"), "cuda")
+        validate(load("llama-3-8b", implementation="paper"), "meta")
+    with pytest.raises(UsageError, match="device 'gpu' is unknown; did you mean 'cpu'"):
+        validate(load("22b"), "gpu")
 
 
 def test_the_command_knows_the_devices():

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from memcalc.config.recompute import POLICIES
+from memcalc.config.recompute import POLICIES, Policy
 from memcalc.errors import UsageError, nearest
 from memcalc.graph.graph import Graph, Op, Region, Save, Tensor
 from memcalc.graph.mesh import Size
@@ -13,6 +13,9 @@ ACCOUNTINGS = {
     "exact": "every byte that autograd keeps",
 }
 CHECKPOINT = "torch.utils.checkpoint keeps what enters a recomputed region"
+SELECTIVE_CHECKPOINT = "torch.utils.checkpoint, create_selective_checkpoint_contexts: MUST_SAVE"
+
+NOTHING = POLICIES["none"]
 
 
 class Entry(NamedTuple):
@@ -35,21 +38,22 @@ class Entry(NamedTuple):
     small: bool
 
 
-def kept(graph: Graph, recomputed: frozenset[str] = frozenset()) -> list[Entry]:
+def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
     """The tensors that backward finds in memory, in the order of the forward pass.
 
     Outside the recomputed regions, what operations save. Of each recomputed region, what enters it
-    from outside: that is what checkpointing keeps, and all else is made again.
+    from outside, and the outputs that are cached: that is what checkpointing keeps, and all else is
+    made again.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
-    >>> [entry.tensor.name for entry in kept(layer_graph(load("22b")), frozenset({"layer"}))]
+    >>> [entry.tensor.name for entry in kept(layer_graph(load("22b")), POLICIES["full"])]
     ['layer_input']
     """
     found: dict[Tensor, Entry] = {}
     made: dict[Region, set[Tensor]] = {}
     for op in graph.ops:
-        region = _outermost(op, recomputed)
+        region = outermost(op, policy)
         if region is None:
             for save in op.saves:
                 _keep(found, save, op.name, op.regions)
@@ -61,6 +65,13 @@ def kept(graph: Graph, recomputed: frozenset[str] = frozenset()) -> list[Entry]:
                 save = Save(tensor, f"enters the recomputed {region.name}", CHECKPOINT)
                 _keep(found, save, region.name, path)
         inside.update(op.outputs)
+        for tensor in op.outputs if op.kind in policy.cached else ():
+            save = Save(
+                tensor,
+                f"cached: the recomputed {region.name} does not make it again",
+                SELECTIVE_CHECKPOINT,
+            )
+            _keep(found, save, op.name, path)
     return list(found.values())
 
 
@@ -70,11 +81,10 @@ def total(entries: list[Entry]) -> Size:
 
 
 def drops(graph: Graph) -> Callable[[Tensor], list[str]]:
-    """A function that names the policies under which a tensor is not kept."""
+    """A function that names which of selective and full recomputation do not keep a tensor."""
     kept_by = {
-        policy: {entry.tensor for entry in kept(graph, recomputed)}
-        for policy, recomputed in POLICIES.items()
-        if recomputed
+        name: {entry.tensor for entry in kept(graph, POLICIES[name])}
+        for name in ("selective", "full")
     }
     return lambda tensor: [policy for policy, names in kept_by.items() if tensor not in names]
 
@@ -94,8 +104,9 @@ def counted(entries: list[Entry], accounting: str) -> list[Entry]:
     )
 
 
-def _outermost(op: Op, recomputed: frozenset[str]) -> Region | None:
-    return next((region for region in op.regions if region.name in recomputed), None)
+def outermost(op: Op, policy: Policy) -> Region | None:
+    """The recomputed region that an operation is in, or None."""
+    return next((region for region in op.regions if region.name in policy.regions), None)
 
 
 def _keep(found: dict[Tensor, Entry], save: Save, by: str, regions: tuple[Region, ...]) -> None:

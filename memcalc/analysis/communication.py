@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
+from memcalc.analysis.activations import NOTHING, outermost
 from memcalc.analysis.parameters import held
 from memcalc.analysis.stages import layers_per_chunk, output_bytes
 from memcalc.analysis.states import RECIPES
@@ -15,6 +16,7 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
+from memcalc.config.recompute import Policy
 from memcalc.graph.graph import Graph, Move
 from memcalc.graph.mesh import Size
 
@@ -53,19 +55,19 @@ def ring_bytes(move: Move) -> Size:
     return STEPS[move.collective] * (degree - 1) / degree * move.bytes
 
 
-def of_graph(graph: Graph, regions: frozenset[str] = frozenset()) -> list[Traffic]:
+def of_graph(graph: Graph, policy: Policy = NOTHING) -> list[Traffic]:
     """The collectives of a pass and of its backward, those of one kind together.
 
     Args:
         graph: The pass.
-        regions: What backward recomputes; their forward collectives run once more.
+        policy: What backward recomputes; their forward collectives run once more.
 
     >>> from memcalc.config import load
     >>> [(t.collective, t.phase, t.times) for t in of_graph(layer_graph(load("22b")))]
     [('all_reduce', 'backward', 2), ('all_reduce', 'forward', 2)]
     """
     found: dict[tuple[str, str, str], list[Size]] = {}
-    for move, phase in _moves(graph, regions):
+    for move, phase in _moves(graph, policy):
         key = (move.collective, phase, move.overlapped_with)
         found.setdefault(key, []).append(ring_bytes(move))
     return [Traffic(c, p, len(sizes), sum(sizes), w) for (c, p, w), sizes in found.items()]
@@ -86,7 +88,7 @@ def of_iteration(config: Config) -> list[Traffic]:
     ends = [embedding_graph(config)] if stage == 0 else []
     ends += [head_graph(config)] if stage == parallel.pp - 1 else []
     layer = layer_graph(config)
-    rows = [row.times_over(layers * micro) for row in of_graph(layer, config.run.regions)]
+    rows = [row.times_over(layers * micro) for row in of_graph(layer, config.run.policy)]
     rows += [row.times_over(micro) for graph in ends for row in of_graph(graph)]
     if parallel.pp > 1:
         times = micro * parallel.vpp
@@ -110,9 +112,9 @@ def busiest_stage(config: Config) -> int:
     return 1 if config.parallel.pp > 2 else 0
 
 
-def _moves(graph: Graph, regions: frozenset[str]) -> Iterator[tuple[Move, str]]:
+def _moves(graph: Graph, policy: Policy) -> Iterator[tuple[Move, str]]:
     for op in graph.ops:
-        again = any(region.name in regions for region in op.regions)
+        again = outermost(op, policy) is not None
         for move in op.moves:
             yield move, move.phase
             if again and move.phase == "forward":

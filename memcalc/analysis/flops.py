@@ -8,12 +8,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from memcalc import paper, symbols
+from memcalc.analysis.activations import outermost
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
+from memcalc.config.recompute import Policy
 from memcalc.errors import UsageError
-from memcalc.graph.graph import Graph, Op
+from memcalc.graph.graph import Graph, Op, Region
 from memcalc.graph.mesh import Size
 
 BACKWARD_PER_FORWARD = 2  # a product's two gradients are two products of its size
@@ -57,19 +59,54 @@ def forward(graph: Graph, causal: bool = False) -> Size:
     return sum(_flops(op, causal) for op in graph.ops)
 
 
-def recomputed(graph: Graph, regions: frozenset[str], causal: bool = False) -> Size:
-    """FLOPs that recomputing the regions adds to the backward pass."""
+def recomputed(
+    graph: Graph, policy: Policy, causal: bool = False, early_stop: bool = False
+) -> Size:
+    """FLOPs that recomputation adds to the backward pass.
+
+    Args:
+        graph: The forward pass.
+        policy: What is made again.
+        causal: Whether the attention's own products count half.
+        early_stop: Whether a region's recomputation ends once the last tensor that it saves is
+            there, as ``torch.utils.checkpoint`` does unless told otherwise.
+
+    >>> from memcalc.config import load
+    >>> config = load("175b", recompute="selective")
+    >>> once, core = (recomputed(layer_graph(config), config.run.policy, early_stop=stop)
+    ...     for stop in (True, False))
+    >>> 2 * once == core
+    True
+    """
+    again: dict[Region, list[Op]] = {}
+    for op in graph.ops:
+        region = outermost(op, policy)
+        if region is not None:
+            again.setdefault(region, []).append(op)
     return sum(
         _flops(op, causal)
-        for op in graph.ops
-        if any(region.name in regions for region in op.regions)
+        for ops in again.values()
+        for op in (_until_the_last_save(ops) if early_stop else ops)
+        if op.kind not in policy.cached
     )
+
+
+def _until_the_last_save(ops: list[Op]) -> list[Op]:
+    """The operations that run before all that they save has been saved.
+
+    An operation saves its inputs before it runs, and its outputs after.
+    """
+    last = max((i for i, op in enumerate(ops) if op.saves), default=-1)
+    if last < 0:
+        return []
+    its_own = any(save.tensor not in ops[last].inputs for save in ops[last].saves)
+    return ops[: last + its_own]
 
 
 def layer(config: Config, causal: bool = False) -> Flops:
     """FLOPs of one layer for one micro-batch."""
     graph = layer_graph(config)
-    return Flops(forward(graph, causal), recomputed(graph, config.run.regions, causal))
+    return Flops(forward(graph, causal), recomputed(graph, config.run.policy, causal))
 
 
 def iteration(config: Config, causal: bool = False) -> Flops:

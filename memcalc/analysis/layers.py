@@ -25,7 +25,7 @@ def layer_entries(
     >>> [entry.tensor.name for entry in layer_entries(load("22b", recompute="full"))]
     ['layer_input']
     """
-    return counted(kept(layer_graph(config, sizes), config.run.regions), accounting)
+    return counted(kept(layer_graph(config, sizes), config.run.policy), accounting)
 
 
 def layer_bytes(config: Config, accounting: str = "paper") -> int:

@@ -21,7 +21,7 @@ def comm(config: Config) -> Report:
     [('all_gather', 'forward', 2), ('reduce_scatter', 'backward', 2), ('all_gather', 'backward', 2),
      ('reduce_scatter', 'forward', 2), ('all_gather', 'backward', 2)]
     """
-    layer = communication.of_graph(layer_graph(config), config.run.regions)
+    layer = communication.of_graph(layer_graph(config), config.run.policy)
     scopes = {"layer": layer, "iteration": communication.of_iteration(config)}
     lines: tuple[str, ...] = (
         "layer: one layer, one micro-batch; iteration: a rank of pipeline stage "

@@ -107,7 +107,7 @@ def _printed(config: Config) -> Fraction | None:
         and model.head_size * model.heads == model.hidden_size
         and model.ffn_size == 4 * model.hidden_size
     )
-    if its_layer and config.run.regions == POLICIES["selective"]:
+    if its_layer and config.run.policy == POLICIES["selective"]:
         return count.printed_hardware(config)
     return None
 

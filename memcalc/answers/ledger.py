@@ -26,7 +26,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
     (['layer_input'], [100663296])
     """
     graph = layer_graph(config)
-    entries = activations.counted(activations.kept(graph, config.run.regions), accounting)
+    entries = activations.counted(activations.kept(graph, config.run.policy), accounting)
     dropped_by = activations.drops(graph)
     size = activations.total(entries)
     return Report(

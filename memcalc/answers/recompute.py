@@ -1,19 +1,23 @@
 """``recompute``: what each policy keeps of one layer, and what it costs."""
 
+from typing import Any
+
 from memcalc import symbols
 from memcalc.analysis import activations
 from memcalc.analysis import flops as count
 from memcalc.answers.notes import flash_note, notes, setting
 from memcalc.blocks.layer import KIND, layer_graph
 from memcalc.config import Config
-from memcalc.config.recompute import POLICIES, REGIONS
+from memcalc.config.recompute import POLICIES, REGIONS, Policy
 from memcalc.report import Column, Report
 
 
 def recompute(config: Config, accounting: str = "paper") -> Report:
     """Each policy for one layer: bytes kept and saved on one rank, FLOPs over all ranks.
 
-    A row is added for the run's own set of regions where it is not among the policies.
+    A row is added for the run's own set of regions where it is not among the policies, and one for
+    each policy of which PyTorch's checkpoint, as it is unless told otherwise, makes less again: it
+    stops once the last tensor that backward needs is there.
 
     Args:
         config: The model, its parallelism and its run.
@@ -29,19 +33,21 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
     True
     """
     graph = layer_graph(config)
-    single = {name: frozenset({name}) for name in REGIONS}
+    single = {name: Policy(frozenset({name})) for name in REGIONS}
     policies = POLICIES | {n: one for n, one in single.items() if one not in POLICIES.values()}
-    own = config.run.regions
+    own = config.run.policy
     if own not in policies.values():
         policies[",".join(config.run.recompute)] = own
     whole = activations.total(activations.counted(activations.kept(graph), accounting))
-    rows = []
+    rows, early = [], []
     for policy, recomputed in policies.items():
         entries = activations.counted(activations.kept(graph, recomputed), accounting)
         size = activations.total(entries)
         extra = count.recomputed(graph, recomputed)
-        saved = whole - size
-        rows.append((KIND, policy, size, saved, extra, saved / extra if extra else None))
+        rows.append(_row(policy, size, whole - size, extra))
+        stopped = count.recomputed(graph, recomputed, early_stop=True)
+        if stopped != extra and policy in POLICIES:
+            early.append(_row(f"{policy}, early stop", size, whole - size, stopped))
     return Report(
         "recompute",
         f"Recomputation in one layer of {setting(config)}",
@@ -53,11 +59,16 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
             Column("extra_flops", "flops"),
             Column("saved_bytes_per_extra_flop", "ratio"),
         ),
-        tuple(rows),
+        (*rows, *early),
         symbols.values(config),
         (
             *notes(config, accounting),
             *flash_note(config),
             "bytes are one rank's; FLOPs are one micro-batch's over all ranks",
+            "early stop: torch.utils.checkpoint's default, which leaves out what it needs no more",
         ),
     )
+
+
+def _row(policy: str, size: int, saved: int, extra: int) -> tuple[Any, ...]:
+    return KIND, policy, size, saved, extra, saved / extra if extra else None

@@ -507,7 +507,7 @@ def _symbolic_flops() -> tuple[Any, Any, Any]:
     config = load("175b", tp=1)
     sizes = symbols.symbolic(config)
     layer = layer_graph(config, sizes)
-    again = flops.recomputed(layer, load("175b", recompute="selective").run.regions)
+    again = flops.recomputed(layer, load("175b", recompute="selective").run.policy)
     return flops.forward(layer), flops.forward(head_graph(config, sizes)), again
 
 

@@ -8,7 +8,7 @@ import click
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
 from memcalc.lazy import resolve
 
-DEVICES = ("meta", "cpu")
+DEVICES = ("meta", "cpu", "cuda")
 AGAINST = ("own", "megatron", "transformers")
 
 
@@ -18,9 +18,8 @@ AGAINST = ("own", "megatron", "transformers")
 @click.option(
     "--device",
     type=click.Choice(DEVICES),
-    default="meta",
-    show_default=True,
-    help="meta: full size, nothing is allocated; cpu: real tensors, a process a rank.",
+    help="meta: full size, nothing is allocated; cpu: real tensors, a process a rank; cuda: real "
+    "tensors at full size, a GPU a rank.  [default: cuda if there is a GPU, else cpu and meta]",
 )
 @click.option("--full-size", is_flag=True, help="On the CPU, the model's own size.")
 @click.option(
@@ -30,12 +29,16 @@ AGAINST = ("own", "megatron", "transformers")
     show_default=True,
     help="Whose layer runs: memcalc's own, Megatron-core's local one, or Hugging Face's.",
 )
+@click.option(
+    "--time", "timed", is_flag=True, help="How long the layer takes under each policy, instead."
+)
 @options(*SHOW)
 def validate(
     model: str,
-    device: str,
+    device: str | None,
     full_size: bool,
     against: str,
+    timed: bool,
     format_: str | None,
     output: Path | None,
     **settings: Any,
@@ -46,26 +49,28 @@ def validate(
 
     \b
     Examples:
-      memcalc validate 175b
-      memcalc validate 1t --sp --recompute selective
+      memcalc validate 175b --device meta
+      memcalc validate 1t --sp --recompute selective --device meta
       memcalc validate llama-3-70b --tp 2 --sp --device cpu
       memcalc validate llama-3-8b --against transformers
-      memcalc validate 175b --sp --recompute selective --against megatron
+      memcalc validate 175b --sp --recompute selective --against megatron --device meta
+      memcalc validate 22b --tp 1 --device cpu --time
 
     \b
     On ranks that are launched already (here two, tensor parallel 2):
-      torchrun --nproc-per-node 2 -m memcalc validate 22b --tp 2 --device cpu
+      torchrun --nproc-per-node 2 -m memcalc validate 22b --tp 2
     """
     config = configure(model, settings)
     try:
-        report = resolve("memcalc.validation.validate:validate")(config, device, full_size, against)
+        validated = resolve("memcalc.validation.validate:validate")
+        report = validated(config, device, full_size, against, timed)
     except ModuleNotFoundError as error:
         extra = (error.name or "").partition(".")[0]
         if extra not in ("torch", "transformers", "megatron"):
             raise
         message = f"this needs {extra}: pip install 'activation-memcalc[{extra}]'"
         raise click.UsageError(message) from error
-    if device == "meta" or resolve("memcalc.validation.ranks:is_first")():
+    if resolve("memcalc.validation.ranks:is_first")():
         show(report, format_, output)
     elif report.failures:
         raise click.exceptions.Exit(1)

@@ -1,24 +1,43 @@
-"""Recomputation, in words. A policy is a set of regions: backward runs them again."""
+"""Recomputation, in words. A policy says what backward makes again of a layer."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from memcalc.errors import ConfigError, nearest
 
 # The regions that the blocks name, outermost first.
 REGIONS = ("layer", "attention", "core_attention", "mlp", "norm")
 
-# The policies with names of their own, and the regions that they recompute.
-POLICIES: dict[str, frozenset[str]] = {
-    "none": frozenset(),
-    "selective": frozenset({"core_attention"}),
-    "full": frozenset({"layer"}),
+
+class Policy(NamedTuple):
+    """What backward makes again.
+
+    Attributes:
+        regions: Checkpointed regions: what enters one is kept, all else in it is made again.
+        cached: Kinds of operations in them whose outputs are kept and not made again (torch's
+            selective checkpointing, ``create_selective_checkpoint_contexts``).
+    """
+
+    regions: frozenset[str] = frozenset()
+    cached: frozenset[str] = frozenset()
+
+    def __or__(self, other: "Policy") -> "Policy":
+        return Policy(self.regions | other.regions, self.cached | other.cached)
+
+
+# The policies with names of their own.
+POLICIES = {
+    "none": Policy(),
+    "selective": Policy(frozenset({"core_attention"})),
+    "full": Policy(frozenset({"layer"})),
+    "save_linear": Policy(frozenset({"layer"}), frozenset({"linear"})),
 }
 
 
-def regions(words: Iterable[str]) -> frozenset[str]:
-    """The regions that words for recomputation name: policies, regions, or several of them.
+def policy(words: Iterable[str]) -> Policy:
+    """What words for recomputation mean: policies, regions, or several of them.
 
-    >>> sorted(regions(["selective", "mlp"]))
+    >>> sorted(policy(["selective", "mlp"]).regions)
     ['core_attention', 'mlp']
 
     Raises:
@@ -29,13 +48,13 @@ def regions(words: Iterable[str]) -> frozenset[str]:
         raise ConfigError(
             f"recompute none contradicts {', '.join(set(words) - {'none'}) or 'none'}"
         )
-    found: set[str] = set()
+    found = Policy()
     for word in words:
         if word in POLICIES:
             found |= POLICIES[word]
         elif word in REGIONS:
-            found.add(word)
+            found |= Policy(frozenset({word}))
         else:
             hint = nearest(word[:40], [*POLICIES, *REGIONS])
             raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
-    return frozenset(found)
+    return found

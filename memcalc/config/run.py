@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from memcalc.config import fields
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
-from memcalc.config.recompute import regions
+from memcalc.config.recompute import Policy, policy
 
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -20,7 +20,7 @@ class Run:
         global_batch_size: Sequences of an iteration, over all ranks, or None if unknown.
         precision: The type of activations: ``bf16``, ``fp16`` or ``fp32``.
         recompute: Words that say what backward recomputes: a policy (``none``, ``selective``,
-            ``full``) or names of regions (``attention``, ``mlp``, ...).
+            ``full``, ``save_linear``) or names of regions (``attention``, ``mlp``, ...).
         implementation: The kernels.
         gpu: The name of the GPU, or None if unknown.
 
@@ -50,19 +50,19 @@ class Run:
         if not isinstance(self.implementation, Implementation):
             fields.word("implementation", self.implementation, IMPLEMENTATIONS)
             object.__setattr__(self, "implementation", IMPLEMENTATIONS[self.implementation])
-        regions(self.recompute)
+        policy(self.recompute)
         if self.gpu is not None:
             fields.text("gpu", self.gpu)
             gpu(self.gpu)
 
     @property
-    def regions(self) -> frozenset[str]:
-        """The regions that backward recomputes.
+    def policy(self) -> Policy:
+        """What backward recomputes.
 
-        >>> Run(seq_length=2048, recompute=("selective",)).regions
+        >>> Run(seq_length=2048, recompute=("selective",)).policy.regions
         frozenset({'core_attention'})
         """
-        return regions(self.recompute)
+        return policy(self.recompute)
 
     @property
     def activation_bytes(self) -> int:

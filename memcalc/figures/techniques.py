@@ -83,7 +83,7 @@ def parts(config: Config, accounting: str) -> dict[str, int]:
     graph = layer_graph(config)
     dropped_by = activations.drops(graph)
     sizes: dict[str, int] = {}
-    for entry in activations.counted(activations.kept(graph, config.run.regions), accounting):
+    for entry in activations.counted(activations.kept(graph, config.run.policy), accounting):
         part = CORE if "selective" in dropped_by(entry.tensor) else entry.part
         sizes[part] = sizes.get(part, 0) + entry.tensor.bytes
     return sizes

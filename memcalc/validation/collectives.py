@@ -20,7 +20,7 @@ def gather(shard: Tensor) -> Tensor:
 
 def reduce(partial: Tensor) -> Tensor:
     """A partial sum on every rank -> the sum on every rank."""
-    total = partial.clone()
+    total = partial.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     return total
 

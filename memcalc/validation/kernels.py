@@ -1,7 +1,9 @@
-"""Fused kernels in plain PyTorch, keeping for backward what the fused ones keep on CUDA.
+"""Fused kernels: PyTorch's own, or stand-ins that keep for backward what the fused ones keep.
 
-They run on every device, meta included, where PyTorch's own would fall back to chains of operations
-that keep other tensors (scaled_dot_product_attention to its math form, rms_norm to fp32 copies).
+On meta and on the CPU PyTorch would fall back to chains of operations that keep other tensors
+(scaled_dot_product_attention to its math form, rms_norm to fp32 copies). What PyTorch has no kernel
+for (the packed gate, rotary positions, as Megatron-core and Transformer Engine fuse them) is stood
+in for everywhere.
 """
 
 from typing import Any
@@ -10,11 +12,42 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
     """Dropout whose mask is a byte an element on every device (F.dropout's is wider off CUDA)."""
     return torch.native_dropout(x, probability, True)[0] if probability else x
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """x (..., h) -> (..., h), in one kernel."""
+    if x.is_cuda:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    out: Tensor = RmsNorm.apply(x, weight, eps)
+    return out
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, rng_bytes: int, order: str, probability: float = 0.0
+) -> Tensor:
+    """q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d), causal, in one kernel.
+
+    The arguments are those of ``FlashAttention``, and the probability of dropout, for which CUDA's
+    kernel keeps nothing more; the CPU's has no dropout.
+    """
+    if q.is_cuda or (q.is_cpu and not probability):
+        return native_flash_attention(q, k, v, probability)
+    out: Tensor = FlashAttention.apply(q, k, v, rng_bytes, order)
+    return out
+
+
+def native_flash_attention(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+    """PyTorch's own flash kernel, or an error where it has none for these tensors."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=probability, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
+        )
 
 
 class RmsNorm(Function):

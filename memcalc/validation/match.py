@@ -1,7 +1,9 @@
 """Tying what was measured to the ledger: every storage to its entries, every entry to its storage.
 
 A ledger's tensor and a measured storage are the same thing if the same operation made them and
-their bytes are equal; a storage may back several entries (packed q, k, v), whose bytes sum to it.
+their bytes are equal; a storage may back several entries (packed q, k, v), whose bytes sum to it,
+and a small entry may be two storages (seed and offset of a kernel's random numbers). What is alive
+without being saved is tied to what a selective checkpoint caches alone.
 What is left over on either side is a failure, unless the closed list below says why it is not.
 """
 
@@ -10,7 +12,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
-from memcalc.analysis.activations import Entry
+from memcalc.analysis.activations import SELECTIVE_CHECKPOINT, Entry
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.validation.measure import Stored
 
@@ -100,18 +102,27 @@ def _within(module: str, entries: list[Entry], stored: list[Stored]) -> list[Tie
     waiting = sorted(stored, key=lambda each: -each.bytes)
     for find in (_same_keepers, _same_bytes, _same_sum):
         for each in list(waiting):
-            backed = find(each, left)
+            backed = find(each, [e for e in left if _cached(e) or each.saved_by])
             for entry in backed:
                 left.remove(entry)
                 ties.append(_tie(entry, module, entry.tensor.bytes, MATCHED))
             if backed:
                 waiting.remove(each)
+    for entry in [entry for entry in left if entry.small]:
+        for pair in _pairs(entry, waiting):
+            left.remove(entry)
+            ties.append(_tie(entry, module, entry.tensor.bytes, MATCHED))
+            waiting = [each for each in waiting if each not in pair]
     for each in waiting:
         most = IGNORED_STORAGES.get(module, (0, ""))[0]
         status = IGNORED if most is None or each.bytes <= most else UNEXPLAINED
         shape = " ".join(str(size) for size in each.shape)
         ties.append(Tie(f"({shape})", module, ", ".join(each.saved_by), 0, each.bytes, status))
     return ties + [_tie(entry, module, 0, MISSING) for entry in left]
+
+
+def _cached(entry: Entry) -> bool:
+    return entry.source == SELECTIVE_CHECKPOINT
 
 
 def _same_keepers(each: Stored, entries: list[Entry]) -> Sequence[Entry]:
@@ -129,6 +140,12 @@ def _same_sum(each: Stored, entries: list[Entry]) -> Sequence[Entry]:
             if sum(entry.tensor.bytes for entry in several) == each.bytes:
                 return several
     return ()
+
+
+def _pairs(entry: Entry, stored: list[Stored]) -> list[tuple[Stored, Stored]]:
+    """The first pair of storages that together are an entry, or none."""
+    pairs = combinations(stored, 2)
+    return [p for p in pairs if sum(each.bytes for each in p) == entry.tensor.bytes][:1]
 
 
 def _tie(entry: Entry, module: str, measured: int, status: str) -> Tie:

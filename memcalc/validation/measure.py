@@ -31,7 +31,8 @@ class Stored:
     Attributes:
         bytes: Its size: all of the storage, also where only a view of it is saved.
         made_by: The module in which it was born, or the buffer that it is; nothing for an input.
-        saved_by: The modules in which it was saved.
+        saved_by: The modules in which it was saved; none of what is alive without being saved, as
+            the cache of a selective checkpoint, or what a caller holds.
         shape: The shape of a tensor saved on it.
     """
 
@@ -46,11 +47,14 @@ class Measured:
     """What a forward pass keeps.
 
     Attributes:
-        stored: The storages that are saved and alive, without parameters.
+        stored: The storages that are saved and alive, without parameters, and those that were born
+            in the pass and are alive without being saved.
         live_bytes: Storages born in the pass and still alive, by the second count.
-        born_bytes: Those that are saved, by the first count.
+        born_bytes: Those of them in ``stored``.
         output_bytes: Those of the outputs that nothing saved.
         peak_bytes: The most that was alive of storages born in the pass.
+        sizes: Bytes of each storage that was born in the pass and is alive at its end.
+        allocated_bytes: What the device's allocator counts for these, or None.
     """
 
     stored: tuple[Stored, ...]
@@ -58,6 +62,8 @@ class Measured:
     born_bytes: int
     output_bytes: int
     peak_bytes: int
+    sizes: tuple[int, ...] = ()
+    allocated_bytes: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -86,6 +92,7 @@ class _Births(TorchDispatchMode):
 
     module: Callable[[], str]
     made_by: dict[int, str] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     alive: int = 0
     peak: int = 0
 
@@ -108,21 +115,25 @@ class _Births(TorchDispatchMode):
     def _born(self, tensor: Tensor, key: int) -> None:
         storage = tensor.untyped_storage()
         self.made_by[key] = self.module()
+        self.shapes[key] = storage.nbytes(), tuple(tensor.shape)
         self.alive += storage.nbytes()
         self.peak = max(self.peak, self.alive)
         weakref.finalize(storage, self._died, key, storage.nbytes())
 
     def _died(self, key: int, size: int) -> None:
         self.alive -= size
-        del self.made_by[key]  # keys are used again
+        del self.made_by[key], self.shapes[key]  # keys are used again
 
 
-def measure(module: nn.Module, *inputs: Tensor) -> Measured:
+def measure(
+    module: nn.Module, *inputs: Tensor, allocated: Callable[[], int] | None = None
+) -> Measured:
     """Run a module forward and see what autograd keeps.
 
     Args:
         module: The module; its submodules' names say who made and who saved a storage.
         inputs: Its inputs. They count as kept where they are saved, and not as born.
+        allocated: What the device's allocator counts at this moment, if it has one.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
@@ -133,6 +144,7 @@ def measure(module: nn.Module, *inputs: Tensor) -> Measured:
     handles: weakref.WeakSet[_Handle] = weakref.WeakSet()
     parameters = {_key(t) for t in module.parameters()}
     buffers = {_key(t): name.rpartition(".")[2] for name, t in module.named_buffers()}
+    before = allocated() if allocated else 0
     with ExitStack() as stack:
         current = stack.enter_context(_module_path(module))
         births = stack.enter_context(_Births(current))
@@ -144,18 +156,23 @@ def measure(module: nn.Module, *inputs: Tensor) -> Measured:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda handle: handle.tensor):
             outputs = [t for t in tree_leaves(module(*inputs)) if isinstance(t, Tensor)]
+    taken = allocated() - before if allocated else None
     found: dict[int, list[_Handle]] = {}
     for handle in list(handles):
         if _key(handle.tensor) not in parameters:
             found.setdefault(_key(handle.tensor), []).append(handle)
     extra = {_key(t): _bytes(t) for t in outputs if _key(t) not in found}
     made_by = {**buffers, **births.made_by}
-    stored = tuple(_stored(found[key], made_by.get(key, "")) for key in found)
-    born = sum(each.bytes for key, each in zip(found, stored, strict=True) if key in births.made_by)
+    _settle(lambda: not births.made_by.keys() - found.keys() - extra.keys())
+    stored = {key: _stored(found[key], made_by.get(key, "")) for key in found}
+    for key in births.made_by.keys() - found.keys() - extra.keys():
+        size, shape = births.shapes[key]
+        stored[key] = Stored(size, births.made_by[key], (), shape)
+    born = sum(each.bytes for key, each in stored.items() if key in births.made_by)
     of_outputs = sum(size for key, size in extra.items() if key in births.made_by)
-    _settle(lambda: births.alive == born + of_outputs)
-    ordered = sorted(stored, key=lambda each: (each.made_by, -each.bytes, each.saved_by))
-    return Measured(tuple(ordered), births.alive, born, of_outputs, births.peak)
+    ordered = sorted(stored.values(), key=lambda each: (each.made_by, -each.bytes, each.saved_by))
+    sizes = tuple(births.shapes[key][0] for key in births.made_by)
+    return Measured(tuple(ordered), births.alive, born, of_outputs, births.peak, sizes, taken)
 
 
 def peak_bytes(modules: Sequence[nn.Module], x: Tensor) -> int:
@@ -182,7 +199,7 @@ def _forget(parameter: Tensor) -> None:
 
 def _settle(agree: Callable[[], bool]) -> None:
     """Wait a little for the threads of collectives, which let go of their tensors late."""
-    tries = 200 if dist.is_initialized() else 0
+    tries = 200 if dist.is_initialized() and dist.get_backend() != "fake" else 0
     while tries and not agree():
         time.sleep(0.01)
         tries -= 1

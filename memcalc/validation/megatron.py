@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from memcalc.config import Config
+from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
 from memcalc.validation import kernels
 from memcalc.validation.hugging_face import CudaKernels
@@ -134,7 +135,7 @@ def require(config: Config) -> None:
         raise UsageError("Megatron-core's local layer is validated with a causal mask")
     if model.position == "rotary":
         raise UsageError("Megatron-core's local layer is validated without rotary positions")
-    if config.run.regions - {"core_attention"}:
+    if config.run.policy not in (POLICIES["none"], POLICIES["selective"]):
         raise UsageError(
             "Megatron-core's local layer is validated with the policies none, selective"
         )
@@ -216,7 +217,7 @@ def _build(config: Config, place: Place) -> nn.Module:
             masked_softmax_fusion=False,
             bias_dropout_fusion=False,
             perform_initialization=False,
-            recompute_granularity="selective" if run.regions else None,
+            recompute_granularity="selective" if run.policy.regions else None,
         )
         spec = get_gpt_layer_local_spec()
         norm = _LayerNorm if model.norm == "layernorm" else _RmsNorm

@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from memcalc.config import Config
 from memcalc.validation import collectives, kernels
@@ -85,7 +89,11 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum over ranks."""
-        y = F.linear(x.flatten(2), self.weight)
+        x = x.flatten(2)
+        if x.is_contiguous():
+            y = F.linear(x, self.weight)
+        else:  # CUDA's flash kernel lays its output batch first: a product that copies nothing
+            y = F.linear(x.transpose(0, 1), self.weight).transpose(0, 1)
         if self.place.t == 1:
             return y
         leave: Any = collectives.ReduceScatter if self.place.sp else collectives.Reduce
@@ -106,8 +114,7 @@ class Norm(nn.Module):
         """x (s, b, h) -> (s, b, h)."""
         if self.kind == "layernorm":
             return F.layer_norm(x, x.shape[-1:], self.weight, self.bias)
-        out: Tensor = kernels.RmsNorm.apply(x, self.weight, 1e-5)
-        return out
+        return kernels.rms_norm(x, self.weight)
 
 
 class UnfusedCore(nn.Module):
@@ -153,8 +160,9 @@ class FlashCore(nn.Module):
         rng_bytes = config.run.implementation.rng_bytes
 
         def attend(*qkv: Tensor) -> Tensor:
-            heads_second = (x.permute(1, 2, 0, 3) for x in qkv)
-            out: Tensor = kernels.FlashAttention.apply(*heads_second, rng_bytes, "sb")
+            q, k, v = (x.permute(1, 2, 0, 3) for x in qkv)
+            dropout = config.model.attention_dropout
+            out = kernels.flash_attention(q, k, v, rng_bytes, "sb", dropout)
             return out.permute(2, 0, 1, 3)
 
         self.flash_attention = Op(attend)
@@ -175,7 +183,7 @@ class Layer(nn.Module):
     def __init__(self, config: Config, place: Place, seed: int = 0) -> None:
         super().__init__()
         model, implementation = config.model, config.run.implementation
-        self.recompute = config.run.regions
+        self.policy, self.early_stop = config.run.policy, False
         draw = _Weights(place, seed)
         h, d, f = model.hidden_size, model.head_size, model.ffn_size
         keeps = implementation.keeps_gathered
@@ -210,10 +218,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer, recomputed in backward where its config says so."""
-        if "layer" in self.recompute:
-            out: Tensor = checkpoint(self._layer, x, use_reentrant=False, early_stop=False)
-            return out
-        return self._layer(x)
+        return self._region("layer", self._layer, x)
 
     def _layer(self, x: Tensor) -> Tensor:
         x = x + self._region("attention", self._attention, self.input_norm(x))
@@ -242,11 +247,14 @@ class Layer(nn.Module):
         return out
 
     def _region(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
-        if name in self.recompute:
-            out: Tensor = checkpoint(function, *inputs, use_reentrant=False, early_stop=False)
-            return out
-        result: Tensor = function(*inputs)
-        return result
+        if name not in self.policy.regions:
+            result: Tensor = function(*inputs)
+            return result
+        options: dict[str, Any] = {"use_reentrant": False, "early_stop": self.early_stop}
+        if self.policy.cached:
+            options["context_fn"] = _caching_products
+        out: Tensor = checkpoint(function, *inputs, **options)
+        return out
 
     def _activation(self, name: str) -> tuple[str, nn.Module]:
         if not self.gated:
@@ -261,7 +269,8 @@ class _Weights:
 
     def __init__(self, place: Place, seed: int) -> None:
         self.place = place
-        self.generator = torch.Generator().manual_seed(seed)
+        device = "cpu" if place.device == "meta" else place.device
+        self.generator = torch.Generator(device).manual_seed(seed)
 
     def split(self, rows: int, columns: int, dim: int = 0) -> nn.Parameter:
         """A rank's part of a weight."""
@@ -286,8 +295,9 @@ class _Weights:
     def _draw(self, rows: int, columns: int) -> Tensor:
         if self.place.device == "meta":
             return torch.empty(rows, columns, dtype=self.place.dtype, device="meta")
-        drawn = torch.randn(rows, columns, generator=self.generator) / columns**0.5
-        return drawn.to(self.place.device, self.place.dtype)
+        place, generator = self.place, self.generator
+        drawn = torch.randn(rows, columns, generator=generator, device=place.device)
+        return drawn.div_(columns**0.5).to(place.dtype)
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
@@ -305,6 +315,16 @@ def _heads_first(x: Tensor) -> Tensor:
     """(s, b, a, d) -> (b*a, s, d), a view."""
     s, b, heads, d = x.shape
     return x.reshape(s, b * heads, d).transpose(0, 1)
+
+
+def _caching_products() -> Any:
+    """Contexts for a checkpoint that keeps the outputs of products with weights."""
+
+    def choose(context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
+        product = operation == torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if product else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(choose)
 
 
 def hidden_state(config: Config, place: Place) -> Tensor:

@@ -1,4 +1,4 @@
-"""Ranks: one process, ranks that are only pretended, or real ones over gloo on this machine."""
+"""Ranks: one process, ranks that are only pretended, or real ones over gloo or NCCL."""
 
 import os
 import pickle
@@ -42,28 +42,35 @@ def pretended(ranks: int) -> Iterator[None]:
 
 
 def on_each(
-    ranks: int, function: Callable[..., Result], *arguments: object, timeout: int = TIMEOUT_SECONDS
+    ranks: int,
+    function: Callable[..., Result],
+    *arguments: object,
+    backend: str = "gloo",
+    timeout: int = TIMEOUT_SECONDS,
 ) -> list[Result]:
-    """What a function returns on each of so many processes, which share a gloo group.
+    """What a function returns on each of so many processes, which share a group.
 
     Args:
         ranks: How many; one runs in this process, and under torchrun each is there already.
         function: A function of a module, called with the rank and the arguments.
         arguments: What else it is called with; they travel pickled.
+        backend: What carries their collectives: ``gloo``, or ``nccl`` with a GPU for each.
         timeout: Seconds after which ranks that have not answered are ended.
 
     Raises:
         RankError: A rank failed, died, or did not answer in time.
     """
     if launched():
-        return _joined(ranks, function, arguments, timeout)
+        return _joined(ranks, function, arguments, backend, timeout)
     if ranks == 1:
         return [function(0, *arguments)]
     with tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder:
         context = mp.get_context("spawn")
         processes = [
             context.Process(
-                target=_rank, args=(rank, ranks, folder, timeout, function, arguments), daemon=True
+                target=_rank,
+                args=(rank, ranks, folder, backend, timeout, function, arguments),
+                daemon=True,
             )
             for rank in range(ranks)
         ]
@@ -92,14 +99,19 @@ def is_first() -> bool:
 
 
 def _joined(
-    ranks: int, function: Callable[..., Result], arguments: tuple[object, ...], timeout: int
+    ranks: int,
+    function: Callable[..., Result],
+    arguments: tuple[object, ...],
+    backend: str,
+    timeout: int,
 ) -> list[Result]:
     """What the function returns on each of the ranks that somebody else has launched."""
     size = int(os.environ["WORLD_SIZE"])
     if size != ranks:
         raise RankError(f"{size} ranks were launched, where tensor parallel {ranks} needs {ranks}")
     if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+        _use_gpu(backend, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     answers: list[Any] = [None] * size
     dist.all_gather_object(answers, function(dist.get_rank(), *arguments))
     dist.barrier()
@@ -111,6 +123,7 @@ def _rank(
     rank: int,
     ranks: int,
     folder: str,
+    backend: str,
     timeout: int,
     function: Callable[..., object],
     arguments: tuple[object, ...],
@@ -120,8 +133,9 @@ def _rank(
     torch.set_num_threads(1)  # ranks of one machine share its cores
     answer: tuple[str, object]
     try:
+        _use_gpu(backend, rank)
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=ranks,
@@ -135,6 +149,12 @@ def _rank(
     written = Path(folder, f"answer-{rank}.new")
     written.write_bytes(pickle.dumps(answer))
     written.rename(Path(folder, f"answer-{rank}"))
+
+
+def _use_gpu(backend: str, index: int) -> None:
+    """Make a GPU the current one before NCCL asks which is."""
+    if backend == "nccl":
+        torch.cuda.set_device(index)
 
 
 def _answer(rank: int, process: BaseProcess, folder: Path, timeout: int) -> Any:

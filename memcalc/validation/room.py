@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parameters import owned
 from memcalc.blocks.layer import layer_graph
@@ -15,27 +17,27 @@ class RoomError(MemcalcError, MemoryError):
     """What will not fit."""
 
 
-def require_room(config: Config) -> None:
+def require_room(config: Config, device: str = "cpu") -> None:
     """Refuse a layer that needs more than what is free.
 
     Raises:
         RoomError: With both numbers.
     """
-    need, free = needed_bytes(config), free_bytes()
+    need, free = NEEDS[device](config), FREE[device]()
     if free is not None and need > free:
         raise RoomError(
             f"the layer needs about {format_bytes(need)} of memory, {format_bytes(free)} are free"
         )
 
 
-def needed_bytes(config: Config) -> int:
+def needed_on_cpu(config: Config) -> int:
     """About what all ranks of a layer need on one machine.
 
     Weights, drawn in fp32 and whole, and what is kept, with as much again for what comes and goes;
     then the same of the unsplit layer in fp32 with its gradients, that every rank compares with.
 
     >>> from memcalc.config import load
-    >>> needed_bytes(load("1t")) > 2**34
+    >>> needed_on_cpu(load("1t")) > 2**34
     True
     """
     weights: int = owned(layer_graph(config))
@@ -45,7 +47,22 @@ def needed_bytes(config: Config) -> int:
     return config.parallel.tp * (split + whole)
 
 
-def free_bytes() -> int | None:
+def needed_on_cuda(config: Config) -> int:
+    """About what a rank needs on its GPU: three layers, and two more of what comes and goes.
+
+    >>> from memcalc.config import load
+    >>> needed_on_cuda(load("22b", tp=1)) // 2**30
+    38
+    """
+    weights: int = owned(layer_graph(config))
+    none = replace(config, run=replace(config.run, recompute=("none",)))
+    states = (
+        4 + 4 * config.run.activation_bytes
+    ) * weights  # drawn whole in fp32, three, gradients
+    return states + 3 * layer_bytes(config, "exact") + 2 * layer_bytes(none, "exact")
+
+
+def free_on_cpu() -> int | None:
     """Memory that is free on this machine and in its control group, or None if nobody says."""
     found = []
     for line in _lines("/proc/meminfo"):
@@ -55,6 +72,15 @@ def free_bytes() -> int | None:
     if limit and used and limit[0].isdecimal():
         found.append(max(0, int(limit[0]) - int(used[0])))
     return min(found, default=None)
+
+
+def free_on_cuda() -> int | None:
+    """Memory that is free on the current GPU."""
+    return torch.cuda.mem_get_info()[0]
+
+
+NEEDS = {"cpu": needed_on_cpu, "cuda": needed_on_cuda}
+FREE = {"cpu": free_on_cpu, "cuda": free_on_cuda}
 
 
 def _lines(path: str) -> list[str]:

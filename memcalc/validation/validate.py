@@ -1,52 +1,48 @@
 """``validate``: a real PyTorch layer, what it keeps, and the ledger, tensor by tensor."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
 from memcalc import symbols
-from memcalc.analysis.activations import counted, kept, total
+from memcalc.analysis.layers import layer_entries
 from memcalc.answers.notes import notes, recomputation, setting
-from memcalc.blocks.layer import layer_graph
 from memcalc.config import IMPLEMENTATIONS, Config
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
-from memcalc.validation import hugging_face, megatron, ranks
-from memcalc.validation.gradients import TOLERANCE, gradient_error
-from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED, Tie, tie
-from memcalc.validation.measure import Measured, measure, peak_bytes
-from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validation import allocator, cuda, hugging_face, megatron, ranks, timing
+from memcalc.validation.gradients import TOLERANCE
+from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
+from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.room import require_room
+from memcalc.validation.witness import DEPTHS, Finding, observe
 
-DEVICES = ("meta", "cpu")
+DEVICES = ("meta", "cpu", "cuda")
 AGAINST = ("own", "megatron", "transformers")
-DEPTHS = (2, 3)  # layers between whose peaks a further layer's bytes are found
 TORCH = torch.__version__.partition("+")[0]  # without the build, which changes nothing here
-
-
-class RankResult(NamedTuple):
-    """What one rank found."""
-
-    ties: list[Tie]
-    measured: Measured
-    gradient_error: float | None = None
-    peaks: tuple[int, ...] = ()
-    ledger_bytes: int = 0
+UNCONFIRMED = "not yet confirmed on a GPU: no result of one is part of memcalc so far"
 
 
 def validate(
-    config: Config, device: str = "meta", full_size: bool = False, against: str = "own"
+    config: Config,
+    device: str | None = None,
+    full_size: bool = False,
+    against: str = "own",
+    time: bool = False,
 ) -> Report:
     """Run a layer in PyTorch, measure what autograd keeps, and hold the exact ledger against it.
 
     Args:
         config: The model, its parallelism and its run.
         device: ``meta``: full size, CUDA's choices of what is kept, no memory and no kernel;
-            ``cpu``: real tensors and kernels, and a process for every rank.
+            ``cpu``: real tensors and kernels, and a process for every rank; ``cuda``: the same at
+            full size, and what the allocator counts. By default ``cuda`` if there is a GPU, else a
+            small layer on ``cpu``, and the whole one on ``meta``.
         full_size: On the CPU, the model's own size rather than a small one of its shape.
         against: Whose layer runs: ``own``, that of ``memcalc.validation.modules``;
             ``transformers``, Hugging Face's; or ``megatron``, Megatron-core's local one.
+        time: How long the own layer takes under each policy, instead of what it keeps.
 
     Raises:
         UsageError: The device or the implementation is not one that can be validated.
@@ -54,48 +50,91 @@ def validate(
         MemcalcError: The layer does not fit this machine.
 
     >>> from memcalc.config import load
-    >>> report = validate(load("22b", sp=True))
+    >>> report = validate(load("22b", sp=True), "meta")
     >>> sorted(set(report.column("status"))), report.failures
     (['ignored', 'matched'], ())
     """
-    if device not in DEVICES:
+    if device not in (None, *DEVICES):
         raise UsageError(f"device {device!r} is unknown; {nearest(str(device), DEVICES)}")
     if against not in AGAINST:
         raise UsageError(f"a layer of {against!r} is unknown; {nearest(str(against), AGAINST)}")
     config, against = _whose(config, against)
-    _require_module(config, device, against)
-    lines: tuple[str, ...]
-    if device == "meta":
-        lines = ("backend meta: full size, no memory was allocated and no kernel ran",)
-        with ranks.pretended(config.parallel.tp):
-            results = [run(0, config, device, against)]
-    else:
-        if not full_size:
-            config = reduced(config)
-        require_room(config)
-        results = ranks.on_each(config.parallel.tp, run, config, device, against)
-        lines = (f"backend cpu: {config.parallel.tp} process(es), real kernels",)
-        if against == "own":
-            error = float(torch.tensor([result.gradient_error for result in results]).max())
-            lines += (
-                "in fp32 without dropout the ranks' gradients, of the input and of split weights, "
-                f"are the unsplit layer's to {error:.1g} of the largest",
-            )
+    if device is not None:
+        _require(config, device, against)
+        if time:
+            return _timings(config, device, full_size, against)
+        return _witness(config, device, full_size, against)
+    if time:
+        return validate(config, "cuda" if cuda.available() else "cpu", full_size, against, time)
     if against == "transformers":
-        built = hugging_face.LAYERS[hugging_face.family(config)]
-        lines += (
-            f"layer: transformers' own {built}; stand-ins for CUDA's dropout and flash kernel",
-        )
-    if against == "megatron":
-        lines += (
-            "layer: Megatron-core's own local TransformerLayer; stand-ins for its norms and for "
-            "CUDA's dropout",
-        )
-    if against == "own":
-        lines += _stand_ins(config)
-    lines += _peak_note(results[0], config)
-    worst = max(range(len(results)), key=lambda rank: results[rank].measured.bytes)
-    ties = results[worst].ties
+        return validate(config, "meta", full_size, against)
+    if cuda.available():
+        return validate(config, "cuda", full_size, against)
+    if ranks.launched():
+        return validate(config, "cpu", full_size, against)
+    _require(config, "meta", against)
+    small = config if full_size else fewer_ranks(config)
+    return _together(
+        _witness(small, "cpu", full_size, against), _witness(config, "meta", full_size, against)
+    )
+
+
+def _together(*reports: Report) -> Report:
+    """The reports of several devices as one, titled as the last; the notes of each say whose."""
+    last = reports[-1]
+    common = [note for note in last.notes if all(note in report.notes for report in reports)]
+    own = [
+        f"{_device(report)}: {note.removeprefix(f'backend {_device(report)}: ')}"
+        for report in reports
+        for note in report.notes
+        if note not in common
+    ]
+    return replace(
+        last,
+        columns=tuple(
+            replace(column, detail=column.name in ("module", "op", "rank"))
+            for column in last.columns
+        ),
+        rows=tuple(row for report in reports for row in report.rows),
+        notes=(*own, *common),
+        failures=tuple(
+            f"{_device(report)}: {line}" for report in reports for line in report.failures
+        ),
+    )
+
+
+def _device(report: Report) -> str:
+    found: str = report.column("backend")[0]
+    return found
+
+
+def _timings(config: Config, device: str, full_size: bool, against: str) -> Report:
+    if device == "meta" or against != "own":
+        raise UsageError("times are of memcalc's own layer, on cuda or on the cpu")
+    config = _sized(config, device, full_size)
+    return timing.timings(config, device)
+
+
+def _sized(config: Config, device: str, full_size: bool) -> Config:
+    """The config at the size that runs on a device, after making sure that it fits."""
+    if device == "cpu" and not full_size:
+        config = reduced(config)
+    require_room(config, device)
+    return config
+
+
+def _witness(config: Config, device: str, full_size: bool, against: str) -> Report:
+    """The report of one device."""
+    t = config.parallel.tp
+    if device == "meta":
+        with ranks.pretended(t):
+            found = [observe(0, config, device, against)]
+    else:
+        config = _sized(config, device, full_size)
+        backend = "nccl" if device == "cuda" else "gloo"
+        found = ranks.on_each(t, observe, config, device, against, backend=backend)
+    worst = max(range(len(found)), key=lambda rank: found[rank].measured.bytes)
+    ties = found[worst].ties
     ledger_bytes = sum(each.ledger_bytes for each in ties)
     measured_bytes = sum(each.measured_bytes for each in ties if each.status != IGNORED)
     ignored = sum(each.measured_bytes for each in ties if each.status == IGNORED)
@@ -115,89 +154,114 @@ def validate(
         tuple((*each, device, worst) for each in ties),
         symbols.values(config),
         (
-            *lines,
+            *_backend_notes(config, device),
+            *_layer_notes(config, device, against),
+            *_finding_notes(found, config, device),
             f"ledger {ledger_bytes} bytes, measured {measured_bytes}, difference "
             f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {TORCH}",
+            *_beyond_the_paper(config),
             *notes(config, "exact"),
         ),
-        tuple(line for rank, result in enumerate(results) for line in _failures(rank, result)),
+        tuple(line for rank, each in enumerate(found) for line in _failures(rank, each)),
     )
 
 
-def run(rank: int, config: Config, device: str, against: str = "own") -> RankResult:
-    """One rank's layer, measured and tied to the ledger."""
-    parallel = config.parallel
-    graph = layer_graph(_as_on(config, device))
-    entries = counted(kept(graph, config.run.regions), "exact")
-    place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
-    x = hidden_state(config, place)
+def _backend_notes(config: Config, device: str) -> tuple[str, ...]:
+    if device == "meta":
+        return ("backend meta: full size, no memory was allocated and no kernel ran",)
+    t = config.parallel.tp
+    if device == "cpu":
+        return (f"backend cpu: {t} process(es), real kernels; {setting(config)}",)
+    return (f"backend cuda: {t} GPU(s), {cuda.described()}", UNCONFIRMED)
+
+
+def _layer_notes(config: Config, device: str, against: str) -> tuple[str, ...]:
+    """Whose layer ran, and what stood in for kernels."""
     if against == "transformers":
-        measured = measure(hugging_face.HuggingFaceLayer(config), x.transpose(0, 1).contiguous())
-        names = hugging_face.MODULES[hugging_face.family(config)]
-        return RankResult(tie(graph, entries, measured.stored, names, names), measured)
+        built = hugging_face.LAYERS[hugging_face.family(config)]
+        return (f"layer: transformers' own {built}; stand-ins for CUDA's dropout and flash kernel",)
     if against == "megatron":
-        with megatron.groups(place):
-            measured = measure(megatron.MegatronLayer(config, place), x)
-        ties = tie(graph, entries, measured.stored, megatron.OPERATIONS, megatron.MODULES)
-        return RankResult(ties, measured)
-    measured = measure(Layer(config, place), x)
-    error = gradient_error(rank, config) if device == "cpu" else None
-    # real collectives let go of their tensors when they please, which blurs a peak
-    steady = device == "meta" or parallel.tp == 1
-    depths = DEPTHS if steady else ()
-    peaks = tuple(
-        peak_bytes([Layer(config, place) for _ in range(depth)], hidden_state(config, place))
-        for depth in depths
+        return (
+            "layer: Megatron-core's own local TransformerLayer; stand-ins for its norms and for "
+            "CUDA's dropout",
+        )
+    model, kernels = config.model, config.run.implementation
+    flash = kernels.attention == "flash"
+    fused = {
+        "flash attention": flash and (device == "meta" or _math_on_cpu(config, device)),
+        "RMSNorm": model.norm == "rmsnorm" and device != "cuda",
+        "the gate": model.gated and kernels.fused_gate,
+        "rotary positions": model.position == "rotary",
+    }
+    names = ", ".join(name for name, used in fused.items() if used)
+    if not names:
+        return ()
+    return (f"stand-ins, written to keep what the fused kernels' sources say, for: {names}",)
+
+
+def _math_on_cpu(config: Config, device: str) -> bool:
+    """Whether attention would fall back to its math form: the CPU's kernel has no dropout."""
+    return device == "cpu" and config.model.attention_dropout > 0
+
+
+def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[str, ...]:
+    first = found[0]
+    lines: list[str] = []
+    if first.gradient_error is not None:
+        error = float(torch.tensor([each.gradient_error for each in found]).max())
+        lines.append(
+            "in fp32 without dropout the ranks' gradients, of the input and of split weights, "
+            f"are the unsplit layer's to {error:.1g} of the largest"
+        )
+    if first.peaks:
+        slope, rest = _slope(first.peaks), _rest(first.peaks)
+        line = f"the peak of forward and backward grows by {slope} bytes a layer"
+        if config.run.implementation.attention == "unfused" or device != "meta":
+            line += f"; {rest} bytes come and go besides (measured, not predicted)"
+        lines.append(line)
+    if first.recomputed is not None:
+        whole, stopped = first.recomputed.measured
+        lines.append(
+            f"recomputation adds {whole} FLOPs on a rank by PyTorch's counter, {stopped} with its "
+            "checkpoint's default early stop; the ledger has the same"
+        )
+    taken = first.measured.allocated_bytes
+    if taken is not None:
+        least, most = _allocated(first)
+        bounds = f"{least}" if least == most else f"{least} to {most}"
+        lines.append(
+            f"the allocator counts {taken} bytes more after the forward pass, where its rules give "
+            f"{bounds} for what is kept and the output"
+        )
+    if first.allocator_peaks:
+        lines.append(
+            f"by the allocator the peak grows by {_slope(first.allocator_peaks)} bytes a layer; "
+            f"{_rest(first.allocator_peaks)} bytes come and go besides"
+        )
+    return tuple(lines)
+
+
+def _beyond_the_paper(config: Config) -> tuple[str, ...]:
+    """Term by term, what is kept beside or without what the paper's way of counting has."""
+    kernels = IMPLEMENTATIONS["paper"]
+    paper = replace(config, run=replace(config.run, implementation=kernels))
+    theirs = _bytes_by_name(paper, "paper")
+    ours = _bytes_by_name(config, "exact")
+    terms = [
+        f"{name} {ours.get(name, 0) - theirs.get(name, 0):+d}"
+        for name in {**theirs, **ours}
+        if ours.get(name, 0) != theirs.get(name, 0)
+    ]
+    if not terms:
+        return ()
+    return (
+        f"the paper's way of counting has {sum(theirs.values())} bytes; to these: "
+        f"{', '.join(terms)}",
     )
-    ties = tie(graph, entries, measured.stored)
-    return RankResult(ties, measured, error, peaks, total(entries))
 
 
-def reduced(config: Config) -> Config:
-    """A config of the same shape that runs in a second on a CPU.
-
-    >>> from memcalc.config import load
-    >>> small = reduced(load("llama-3-70b", tp=8))
-    >>> small.model.heads, small.model.kv_heads, small.model.hidden_size
-    (8, 1, 256)
-    """
-    model, run_, t = config.model, config.run, config.parallel.tp
-    group = model.heads // model.kv_heads
-    # the fewest key-value heads that t divides, or that divide t, with query heads that t divides
-    kv_heads = next(
-        k
-        for k in range(1, 2 * t + 1)
-        if group * k % t == 0 and group * k > 1 and 0 in (k % t, t % k)
-    )
-    heads = group * kv_heads
-    head_size = 32
-    hidden = heads * head_size if model.heads * model.head_size == model.hidden_size else 192
-    ffn = 4 * hidden if model.ffn_size == 4 * model.hidden_size else t * (hidden * 11 // (4 * t))
-    small = replace(
-        model,
-        name=f"{model.name}, reduced",
-        layers=config.parallel.pp * config.parallel.vpp,
-        hidden_size=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        ffn_size=ffn,
-    )
-    length = 16 * t if 16 * t >= 64 else 64
-    return replace(
-        config,
-        model=small,
-        run=replace(run_, seq_length=length, micro_batch_size=2, global_batch_size=None),
-        assumed=(f"a small model of the shape of {model.name}",),
-    )
-
-
-def _as_on(config: Config, device: str) -> Config:
-    """The config with what a device does in its own way."""
-    if device != "cpu":
-        return config
-    kernels = replace(config.run.implementation, fp32_statistics=False)
-    return replace(config, run=replace(config.run, implementation=kernels))
+def _bytes_by_name(config: Config, accounting: str) -> dict[str, Any]:
+    return {entry.tensor.name: entry.tensor.bytes for entry in layer_entries(config, accounting)}
 
 
 def _whose(config: Config, against: str) -> tuple[Config, str]:
@@ -216,13 +280,30 @@ def _whose(config: Config, against: str) -> tuple[Config, str]:
     return replace(config, run=run_, assumed=(*assumed, f"implementation {name}")), against
 
 
-def _require_module(config: Config, device: str, against: str) -> None:
-    kernels, model = config.run.implementation, config.model
+def _require(config: Config, device: str, against: str) -> None:
+    """Refuse a layer that is not there, and a device that is not.
+
+    Raises:
+        UsageError: With what is there.
+    """
+    kernels, model, t = config.run.implementation, config.model, config.parallel.tp
+    if device == "cuda":
+        if against != "own":
+            raise UsageError("on cuda, memcalc's own layer is validated")
+        if not cuda.available():
+            raise UsageError("PyTorch finds no GPU here; choose from 'cpu', 'meta'")
+        if not ranks.launched() and torch.cuda.device_count() < t:
+            raise UsageError(
+                f"tensor parallel {t} needs {t} GPUs, where there are {torch.cuda.device_count()}; "
+                "over several machines, start it with torchrun"
+            )
+        if kernels.attention == "flash" and config.run.precision == "fp32":
+            raise UsageError("CUDA's flash kernel takes bf16 and fp16; choose --attention unfused")
     if against == "megatron":
         megatron.require(config)
     if against == "transformers":
         hugging_face.require(config)
-        if device != "meta" or config.parallel.tp > 1 or config.run.regions:
+        if device != "meta" or config.parallel.tp > 1 or config.run.policy.regions:
             raise UsageError(
                 "Hugging Face's layers are validated on meta, with one rank and nothing recomputed"
             )
@@ -235,56 +316,52 @@ def _require_module(config: Config, device: str, against: str) -> None:
         )
 
 
-def _slope(result: RankResult) -> int:
-    return result.peaks[1] - result.peaks[0]
+def _slope(peaks: tuple[int, ...]) -> int:
+    return peaks[1] - peaks[0]
 
 
-def _stand_ins(config: Config) -> tuple[str, ...]:
-    """Which fused kernels are stood in for, by functions that keep what those keep."""
-    model, kernels = config.model, config.run.implementation
-    fused = {
-        "flash attention": kernels.attention == "flash",
-        "RMSNorm": model.norm == "rmsnorm",
-        "the gate": model.gated and kernels.fused_gate,
-        "rotary positions": model.position == "rotary",
-    }
-    names = ", ".join(name for name, used in fused.items() if used)
-    if not names:
-        return ()
-    return (f"stand-ins, written to keep what the fused kernels' sources say, for: {names}",)
+def _rest(peaks: tuple[int, ...]) -> int:
+    return peaks[0] - DEPTHS[0] * _slope(peaks)
 
 
-def _peak_note(result: RankResult, config: Config) -> tuple[str, ...]:
-    if not result.peaks:
-        return ()
-    if config.run.implementation.attention == "flash":  # its stand-in's own scores come and go
-        return (f"the peak of forward and backward grows by {_slope(result)} bytes a layer",)
-    rest = result.peaks[0] - DEPTHS[0] * _slope(result)
-    return (
-        f"the peak of forward and backward grows by {_slope(result)} bytes a layer; {rest} bytes "
-        "come and go besides (measured, not predicted)",
-    )
+def _allocated(found: Finding) -> tuple[int, int]:
+    return allocator.allocated(found.measured.sizes, cuda.segments_expand())
 
 
-def _failures(rank: int, result: RankResult) -> list[str]:
+def _failures(rank: int, found: Finding) -> list[str]:
     lines = [
         f"rank {rank}: {each.tensor} of {each.module or 'the input'} is {each.status} "
         f"(ledger {each.ledger_bytes} bytes, measured {each.measured_bytes})"
-        for each in result.ties
+        for each in found.ties
         if each.status in (MISSING, UNEXPLAINED)
     ]
-    if result.peaks and _slope(result) != result.ledger_bytes:
+    if found.peaks and _slope(found.peaks) != found.ledger_bytes:
         lines.append(
-            f"rank {rank}: the peak grows by {_slope(result)} bytes a layer, where the ledger has "
-            f"{result.ledger_bytes}"
+            f"rank {rank}: the peak grows by {_slope(found.peaks)} bytes a layer, where the ledger "
+            f"has {found.ledger_bytes}"
         )
-    error = result.gradient_error
+    error = found.gradient_error
     if error is not None and not error <= TOLERANCE:
         lines.append(f"rank {rank}: gradients differ from the unsplit layer's by {error:.1g}")
-    measured = result.measured
+    counted = found.recomputed
+    if counted is not None and counted.measured != counted.ledger:
+        lines.append(
+            f"rank {rank}: recomputation adds {counted.measured[0]} FLOPs, and "
+            f"{counted.measured[1]} with early stop, where the ledger has {counted.ledger[0]} and "
+            f"{counted.ledger[1]}"
+        )
+    taken = found.measured.allocated_bytes
+    if taken is not None:
+        least, most = _allocated(found)
+        if not least <= taken <= most:
+            lines.append(
+                f"rank {rank}: the allocator counts {taken} bytes more after the forward pass, "
+                f"where its rules give {least} to {most}"
+            )
+    measured = found.measured
     if not measured.agrees:
         lines.append(
             f"rank {rank}: two counts differ: {measured.live_bytes} bytes are alive, "
-            f"{measured.born_bytes} saved and {measured.output_bytes} of outputs"
+            f"{measured.born_bytes} kept and {measured.output_bytes} of outputs"
         )
     return lines

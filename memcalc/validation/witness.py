@@ -1,0 +1,168 @@
+"""One rank's finding: whose layer runs on a device, what it keeps, and what the ledger says."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from memcalc.analysis import flops
+from memcalc.analysis.activations import counted, kept, total
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.graph.graph import Graph
+from memcalc.validation import cuda, hugging_face, match, megatron
+from memcalc.validation.gradients import gradient_error
+from memcalc.validation.match import Tie, tie
+from memcalc.validation.measure import Measured, measure, peak_bytes
+from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
+
+DEPTHS = (2, 3)  # layers between whose peaks a further layer's bytes are found
+
+
+class Counted(NamedTuple):
+    """FLOPs that recomputation adds on one rank: by torch's counter, and by the ledger.
+
+    Attributes:
+        measured: With all of each region made again, and with PyTorch's default early stop.
+        ledger: The same, read off the graph.
+    """
+
+    measured: tuple[int, int]
+    ledger: tuple[int, int]
+
+
+class Finding(NamedTuple):
+    """What one rank found.
+
+    Attributes:
+        ties: The ledger's entries and the measured storages, tied.
+        measured: What the forward pass keeps.
+        ledger_bytes: What the ledger says that it keeps.
+        gradient_error: The gradients' largest error against the unsplit layer's, where compared.
+        peaks: The peak of forward and backward over each of ``DEPTHS`` layers, where it is steady.
+        allocator_peaks: The same by CUDA's allocator.
+        recomputed: FLOPs that recomputation adds, where counted.
+    """
+
+    ties: list[Tie]
+    measured: Measured
+    ledger_bytes: int
+    gradient_error: float | None = None
+    peaks: tuple[int, ...] = ()
+    allocator_peaks: tuple[int, ...] = ()
+    recomputed: Counted | None = None
+
+
+def observe(rank: int, config: Config, device: str, against: str = "own") -> Finding:
+    """One rank's layer, measured and tied to the ledger."""
+    config = as_on(config, device)
+    if device == "cuda":
+        cuda.prepare(rank)
+    parallel = config.parallel
+    graph = layer_graph(config)
+    entries = counted(kept(graph, config.run.policy), "exact")
+    place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
+    measured, operations, modules = LAYERS[against](config, place)
+    ties = tie(graph, entries, measured.stored, operations, modules)
+    finding = Finding(ties, measured, total(entries))
+    if against != "own":
+        return finding
+    # real collectives let go of their tensors when they please, which blurs a peak
+    steady = device == "meta" or parallel.tp == 1
+    return finding._replace(
+        gradient_error=gradient_error(rank, config) if device == "cpu" else None,
+        peaks=tuple(_peak(config, place, depth) for depth in DEPTHS) if steady else (),
+        allocator_peaks=tuple(_allocator_peak(config, place, depth) for depth in DEPTHS)
+        if device == "cuda" and steady
+        else (),
+        recomputed=_recomputed(graph, config, place) if device == "meta" else None,
+    )
+
+
+def as_on(config: Config, device: str) -> Config:
+    """The config with what a device's kernels do in their own way."""
+    kernels = config.run.implementation
+    if device == "cpu":
+        native = not config.model.attention_dropout  # the CPU's own flash kernel, without dropout
+        rng_bytes = 0 if native else kernels.rng_bytes
+        kernels = replace(kernels, fp32_statistics=False, rng_bytes=rng_bytes)
+    if device == "cuda":  # PyTorch's flash kernel keeps a seed with its offset, and 8 bytes more
+        kernels = replace(kernels, rng_bytes=24)
+    return replace(config, run=replace(config.run, implementation=kernels))
+
+
+Names = Mapping[str, str]
+Found = tuple[Measured, Names, Names]
+
+
+def _own(config: Config, place: Place) -> Found:
+    layer, x = Layer(config, place), hidden_state(config, place)
+    allocated = None
+    if place.device == "cuda":
+        layer(x).sum().backward()  # libraries take their workspaces on first use
+        layer.zero_grad()
+        x.grad = None
+        cuda.settle()
+        allocated = torch.cuda.memory_allocated
+    return measure(layer, x, allocated=allocated), match.OPERATIONS, match.NO_NAMES
+
+
+def _megatron(config: Config, place: Place) -> Found:
+    x = hidden_state(config, place)
+    with megatron.groups(place):
+        measured = measure(megatron.MegatronLayer(config, place), x)
+    return measured, megatron.OPERATIONS, megatron.MODULES
+
+
+def _transformers(config: Config, place: Place) -> Found:
+    x = hidden_state(config, place).transpose(0, 1).contiguous()
+    names = hugging_face.MODULES[hugging_face.family(config)]
+    return measure(hugging_face.HuggingFaceLayer(config), x), names, names
+
+
+# Whose layer runs.
+LAYERS: dict[str, Callable[[Config, Place], Found]] = {
+    "own": _own,
+    "megatron": _megatron,
+    "transformers": _transformers,
+}
+
+
+def _chain(config: Config, place: Place, depth: int) -> tuple[list[Layer], Tensor]:
+    return [Layer(config, place) for _ in range(depth)], hidden_state(config, place)
+
+
+def _peak(config: Config, place: Place, depth: int) -> int:
+    return peak_bytes(*_chain(config, place, depth))
+
+
+def _allocator_peak(config: Config, place: Place, depth: int) -> int:
+    layers, x = _chain(config, place, depth)
+    return cuda.peak_of(lambda: peak_bytes(layers, x))
+
+
+def _recomputed(graph: Graph, config: Config, place: Place) -> Counted | None:
+    """What recomputation adds, where every rank has its share of every product."""
+    run, t = config.run, place.t
+    if not run.policy.regions or config.model.kv_heads < t:
+        return None
+    without = replace(config, run=replace(run, recompute=("none",)))
+    base = _backward_flops(Layer(without, place), config, place)
+    measured, ledger = [], []
+    for early_stop in (False, True):
+        layer = Layer(config, place)
+        layer.early_stop = early_stop
+        measured.append(_backward_flops(layer, config, place) - base)
+        ledger.append(flops.recomputed(graph, run.policy, early_stop=early_stop) // t)
+    return Counted((measured[0], measured[1]), (ledger[0], ledger[1]))
+
+
+def _backward_flops(layer: Layer, config: Config, place: Place) -> int:
+    with FlopCounterMode(display=False):  # it decomposes operations, and so must both passes
+        y = layer(hidden_state(config, place))
+    with FlopCounterMode(display=False) as counter:
+        y.backward(torch.empty_like(y))
+    return counter.get_total_flops()
