@@ -4,7 +4,7 @@ Every operation is a module of its own, named as the ledger's operation, so that
 traced to it by the module in which it was born. Layout is Megatron-LM's: (s, b, h).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,21 +210,18 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer, recomputed in backward where its config says so."""
-        if "layer" in self.recompute:
-            out: Tensor = checkpoint(self._layer, x, use_reentrant=False, early_stop=False)
-            return out
-        return self._layer(x)
+        return region(self.recompute, "layer", self._layer, x)
 
     def _layer(self, x: Tensor) -> Tensor:
-        x = x + self._region("attention", self._attention, self.input_norm(x))
-        return x + self._region("mlp", self._mlp, self.mlp_norm(x))
+        x = x + region(self.recompute, "attention", self._attention, self.input_norm(x))
+        return x + region(self.recompute, "mlp", self._mlp, self.mlp_norm(x))
 
     def _attention(self, x: Tensor) -> Tensor:
         q, k, v = (y.unflatten(-1, (-1, self.head_size)) for y in self.qkv(x))
         if self.rotary:
             q = self.query_rotary(q, self.cos, self.sin)
             k = self.key_rotary(k, self.cos, self.sin)
-        context = self._region("core_attention", self.core, q, k, v)
+        context = region(self.recompute, "core_attention", self.core, q, k, v)
         out: Tensor = self.attention_dropout(self.proj(context))
         return out
 
@@ -240,13 +237,6 @@ class Layer(nn.Module):
             y = getattr(self, self.activation)(gate, up)
         out: Tensor = self.mlp_dropout(self.fc2(y))
         return out
-
-    def _region(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
-        if name in self.recompute:
-            out: Tensor = checkpoint(function, *inputs, use_reentrant=False, early_stop=False)
-            return out
-        result: Tensor = function(*inputs)
-        return result
 
     def _activation(self, name: str) -> tuple[str, nn.Module]:
         if not self.gated:
@@ -288,6 +278,17 @@ class _Weights:
             return torch.empty(rows, columns, dtype=self.place.dtype, device="meta")
         drawn = torch.randn(rows, columns, generator=self.generator) / columns**0.5
         return drawn.to(self.place.device, self.place.dtype)
+
+
+def region(
+    recompute: Collection[str], name: str, function: Callable[..., Any], *inputs: Tensor
+) -> Tensor:
+    """A function's value, recomputed in backward if its region is among those recomputed."""
+    if name in recompute:
+        out: Tensor = checkpoint(function, *inputs, use_reentrant=False, early_stop=False)
+        return out
+    result: Tensor = function(*inputs)
+    return result
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
