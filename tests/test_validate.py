@@ -57,6 +57,9 @@ VECTORS = {
     ("1t", 8, True, "selective"): 222826500 - 4,
 }
 
+# Likewise, with tp 8 and a sequence parallelism that keeps what it gathers, as DTensor's does.
+GATHERED = {"22b": 1061175296, "175b": 446697472, "530b": 660606976, "1t": 825757696}
+
 
 def sums(report):
     rows = [row for row in report.records() if row["status"] != "ignored"]
@@ -219,6 +222,116 @@ class TestMegatron:
         assert torch.cuda.current_device is before
 
 
+class TestTorch:
+    """Plain modules under torch's own DTensor: the vectors above, the catalogue, and real ranks."""
+
+    @pytest.mark.parametrize("policy", ["none", "selective", "full", "attention", "mlp", "norm"])
+    @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
+    @pytest.mark.parametrize("name", ["22b", "175b", "530b", "1t"])
+    def test_the_papers_layer(self, name, tp, sp, policy):
+        settings = {"implementation": "torch", "attention": "unfused", "recompute": policy}
+        config = load(name, tp=tp, sp=sp, **settings)
+        report = validate(config, against="torch")
+        assert report.failures == ()
+        ledger, measured = sums(report)
+        assert ledger == measured == library.layer_bytes(config, "exact")
+        if sp and policy == "none":
+            assert measured == GATHERED[name]
+        if not sp and (name, tp, sp, policy) in VECTORS:
+            assert measured == VECTORS[name, tp, sp, policy]
+
+    def test_sequence_parallelism_keeps_the_inputs_that_it_gathers(self):
+        """4sbh(1 - 1/t) bytes: those of two linears, which the paper gathers again in backward."""
+        for name, naive in GATHERED.items():
+            sizes = load(name)
+            sbh = sizes.run.seq_length * sizes.run.micro_batch_size * sizes.model.hidden_size
+            assert naive - VECTORS[name, 8, True, "none"] == 4 * sbh * 7 // 8
+
+    @pytest.mark.parametrize("name", catalog.names())
+    def test_every_model_of_the_catalogue_agrees_with_the_own_layer(self, name):
+        model = load(name, tp=1).model
+        for tp, sp in ((1, False), (2, True), (8, False), (8, True)):
+            if model.kv_heads % tp == 0:
+                settings = {"tp": tp, "sp": sp, "seq_length": 2048, "implementation": "torch"}
+                for policy in ("none", "selective", "full"):
+                    config = load(name, recompute=policy, **settings)
+                    report = validate(config, against="torch")
+                    assert report.failures == ()
+                    assert sums(report) == sums(validate(config))
+
+    @pytest.mark.parametrize(
+        ("name", "sp", "policy"),
+        [
+            ("22b", False, "none"),
+            ("22b", True, "selective"),
+            ("llama-3-70b", False, "full"),
+            ("llama-3-70b", True, "attention,mlp,norm"),
+        ],
+    )
+    def test_two_real_ranks_keep_their_parts_and_their_gradients_are_the_unsplit_layers(
+        self, name, sp, policy
+    ):
+        report = validate(load(name, tp=2, sp=sp, recompute=policy), "cpu", against="torch")
+        assert report.failures == ()
+        assert any("the ranks' gradients" in note for note in report.notes)
+
+    @pytest.mark.parametrize(
+        ("sizes", "tp", "sp", "measured"),
+        [
+            ((64, 2, 128, 4), 1, False, 721920),
+            ((64, 2, 128, 4), 2, False, 443392),
+            ((64, 2, 128, 4), 2, True, 393728),
+            ((96, 3, 192, 6), 2, True, 1466496),
+        ],
+    )
+    def test_vectors_of_real_ranks(self, sizes, tp, sp, measured):
+        """Measured before, by other hands, over gloo."""
+        s, b, h, a = sizes
+        probabilities = {"attention_dropout": 0.1, "hidden_dropout": 0.1}
+        model = Model(name="toy", layers=1, hidden_size=h, heads=a, **probabilities)
+        kernels = replace(IMPLEMENTATIONS["torch"], attention="unfused")
+        run_ = Run(seq_length=s, micro_batch_size=b, implementation=kernels)
+        config = Config(model, Parallel(tp=tp, sp=sp), run_)
+        for result in ranks.on_each(tp, run, config, "cpu", "torch"):
+            assert {each.status for each in result.ties} <= {"matched", "ignored"}
+            assert result.measured.agrees
+            assert sum(t.measured_bytes for t in result.ties if t.status == "matched") == measured
+
+    def test_the_papers_and_an_assumed_implementation_are_replaced(self):
+        for name, kind in (("22b", "unfused"), ("llama-3-8b", "flash")):
+            notes = validate(load(name, tp=1), against="torch").notes
+            assert any(f"implementation: torch ({kind} attention" in note for note in notes)
+            assert any("assumed" in note and "implementation torch" in note for note in notes)
+            assert not any("implementation megatron" in note for note in notes)
+
+    def test_whose_layer_ran_is_said(self):
+        notes = validate(load("llama-3-8b", tp=8), against="torch").notes
+        assert (
+            "layer: plain PyTorch modules under DTensor's own tensor parallelism of 8; a stand-in "
+            "for CUDA's dropout"
+        ) in notes
+        assert any(
+            note.endswith("for: flash attention, RMSNorm, rotary positions") for note in notes
+        )
+
+    def test_what_it_is_not_built_of_is_refused(self):
+        for config, message in [
+            (load("llama-3-8b", tp=16), "tensor parallel 16 is more than kv_heads 8"),
+            (load("llama-3-8b", implementation="megatron"), "implementation torch, not megatron"),
+            (load("gpt2", implementation="transformers-sdpa"), "not transformers-sdpa"),
+            (load("llama-3-8b", attention="unfused"), "flash attention where queries are grouped"),
+        ]:
+            with pytest.raises(UsageError, match=message):
+                validate(config, against="torch")
+
+    def test_a_ledger_that_gathers_again_is_caught(self):
+        again = replace(IMPLEMENTATIONS["torch"], keeps_gathered=False)
+        config = load("llama-3-8b", tp=8, sp=True, seq_length=2048, implementation=again)
+        failures = validate(config, against="torch").failures
+        assert sum("is unexplained" in line for line in failures) == 2
+        assert sum("is missing" in line for line in failures) == 2
+
+
 def small(**changes):
     """A small layer, of one change or several."""
     model = {
@@ -316,8 +429,8 @@ class TestRanks:
     def test_a_gradient_that_is_no_number_is_a_failure(self, monkeypatch):
         real = gradients._gradients
 
-        def spoilt(config, place):
-            found = real(config, place)
+        def spoilt(*arguments):
+            found = real(*arguments)
             found["fc2.weight"] = found["fc2.weight"] * float("nan")
             return found
 

@@ -9,7 +9,7 @@ from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, o
 from memcalc.lazy import resolve
 
 DEVICES = ("meta", "cpu")
-AGAINST = ("own", "megatron", "transformers")
+AGAINST = ("own", "megatron", "torch", "transformers")
 
 
 @click.command()
@@ -28,7 +28,8 @@ AGAINST = ("own", "megatron", "transformers")
     type=click.Choice(AGAINST),
     default="own",
     show_default=True,
-    help="Whose layer runs: memcalc's own, Megatron-core's local one, or Hugging Face's.",
+    help="Whose layer runs: memcalc's own, Megatron-core's local one, one that torch's DTensor "
+    "splits, or Hugging Face's.",
 )
 @options(*SHOW)
 def validate(
@@ -51,6 +52,7 @@ def validate(
       memcalc validate llama-3-70b --tp 2 --sp --device cpu
       memcalc validate llama-3-8b --against transformers
       memcalc validate 175b --sp --recompute selective --against megatron
+      memcalc validate llama-3-70b --tp 8 --sp --against torch
 
     \b
     On ranks that are launched already (here two, tensor parallel 2):

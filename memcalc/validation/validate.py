@@ -9,10 +9,10 @@ from memcalc import symbols
 from memcalc.analysis.activations import counted, kept, total
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.blocks.layer import layer_graph
-from memcalc.config import IMPLEMENTATIONS, Config
+from memcalc.config import IMPLEMENTATIONS, Config, Implementation
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
-from memcalc.validation import hugging_face, megatron, ranks
+from memcalc.validation import dtensor, hugging_face, megatron, ranks
 from memcalc.validation.gradients import TOLERANCE, gradient_error
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED, Tie, tie
 from memcalc.validation.measure import Measured, measure, peak_bytes
@@ -20,7 +20,7 @@ from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 from memcalc.validation.room import require_room
 
 DEVICES = ("meta", "cpu")
-AGAINST = ("own", "megatron", "transformers")
+AGAINST = ("own", "megatron", "torch", "transformers")
 DEPTHS = (2, 3)  # layers between whose peaks a further layer's bytes are found
 TORCH = torch.__version__.partition("+")[0]  # without the build, which changes nothing here
 
@@ -46,7 +46,8 @@ def validate(
             ``cpu``: real tensors and kernels, and a process for every rank.
         full_size: On the CPU, the model's own size rather than a small one of its shape.
         against: Whose layer runs: ``own``, that of ``memcalc.validation.modules``;
-            ``transformers``, Hugging Face's; or ``megatron``, Megatron-core's local one.
+            ``torch``, one in DTensor's tensor parallelism; ``transformers``, Hugging Face's; or
+            ``megatron``, Megatron-core's local one.
 
     Raises:
         UsageError: The device or the implementation is not one that can be validated.
@@ -71,28 +72,17 @@ def validate(
             results = [run(0, config, device, against)]
     else:
         if not full_size:
-            config = reduced(config)
+            config = reduced(config, copies=against != "torch")
         require_room(config)
         results = ranks.on_each(config.parallel.tp, run, config, device, against)
         lines = (f"backend cpu: {config.parallel.tp} process(es), real kernels",)
-        if against == "own":
+        if against in ("own", "torch"):
             error = float(torch.tensor([result.gradient_error for result in results]).max())
             lines += (
                 "in fp32 without dropout the ranks' gradients, of the input and of split weights, "
                 f"are the unsplit layer's to {error:.1g} of the largest",
             )
-    if against == "transformers":
-        built = hugging_face.LAYERS[hugging_face.family(config)]
-        lines += (
-            f"layer: transformers' own {built}; stand-ins for CUDA's dropout and flash kernel",
-        )
-    if against == "megatron":
-        lines += (
-            "layer: Megatron-core's own local TransformerLayer; stand-ins for its norms and for "
-            "CUDA's dropout",
-        )
-    if against == "own":
-        lines += _stand_ins(config)
+    lines += _layer_note(config, against)
     lines += _peak_note(results[0], config)
     worst = max(range(len(results)), key=lambda rank: results[rank].measured.bytes)
     ties = results[worst].ties
@@ -140,6 +130,11 @@ def run(rank: int, config: Config, device: str, against: str = "own") -> RankRes
             measured = measure(megatron.MegatronLayer(config, place), x)
         ties = tie(graph, entries, measured.stored, megatron.OPERATIONS, megatron.MODULES)
         return RankResult(ties, measured)
+    if against == "torch":
+        measured = measure(dtensor.TorchLayer(config, place), x)
+        ties = tie(graph, entries, measured.stored, dtensor.OPERATIONS, dtensor.MODULES)
+        error = gradient_error(rank, config, dtensor.TorchLayer) if device == "cpu" else None
+        return RankResult(ties, measured, error)
     measured = measure(Layer(config, place), x)
     error = gradient_error(rank, config) if device == "cpu" else None
     # real collectives let go of their tensors when they please, which blurs a peak
@@ -153,8 +148,12 @@ def run(rank: int, config: Config, device: str, against: str = "own") -> RankRes
     return RankResult(ties, measured, error, peaks, total(entries))
 
 
-def reduced(config: Config) -> Config:
+def reduced(config: Config, copies: bool = True) -> Config:
     """A config of the same shape that runs in a second on a CPU.
+
+    Args:
+        config: The model's own.
+        copies: Whether ranks may hold copies of a key-value head.
 
     >>> from memcalc.config import load
     >>> small = reduced(load("llama-3-70b", tp=8))
@@ -164,9 +163,10 @@ def reduced(config: Config) -> Config:
     model, run_, t = config.model, config.run, config.parallel.tp
     group = model.heads // model.kv_heads
     # the fewest key-value heads that t divides, or that divide t, with query heads that t divides
+    fewest = 1 if copies else t
     kv_heads = next(
         k
-        for k in range(1, 2 * t + 1)
+        for k in range(fewest, 2 * t + 1)
         if group * k % t == 0 and group * k > 1 and 0 in (k % t, t % k)
     )
     heads = group * kv_heads
@@ -205,21 +205,33 @@ def _whose(config: Config, against: str) -> tuple[Config, str]:
     kernels = config.run.implementation
     if kernels.name.startswith("transformers-"):
         return config, "transformers" if against == "own" else against
+    said = f"implementation {kernels.name}"
+    assumed = said in config.assumed
+    if against == "torch" and (assumed or kernels.name == "paper"):  # which no framework's layer is
+        return _with(
+            config, replace(IMPLEMENTATIONS["torch"], attention=kernels.attention)
+        ), against
     if against != "transformers":
         return config, against
-    said = f"implementation {kernels.name}"
-    if said not in config.assumed:
+    if not assumed:
         raise UsageError(f"{said} is not Hugging Face's: choose transformers-eager or -sdpa")
     name = "transformers-sdpa" if kernels.attention == "flash" else "transformers-eager"
-    assumed = tuple(line for line in config.assumed if line != said)
-    run_ = replace(config.run, implementation=IMPLEMENTATIONS[name])
-    return replace(config, run=run_, assumed=(*assumed, f"implementation {name}")), against
+    return _with(config, IMPLEMENTATIONS[name]), against
+
+
+def _with(config: Config, kernels: Implementation) -> Config:
+    """The config with an implementation that nobody asked for."""
+    old = f"implementation {config.run.implementation.name}"
+    assumed = (*(line for line in config.assumed if line != old), f"implementation {kernels.name}")
+    return replace(config, run=replace(config.run, implementation=kernels), assumed=assumed)
 
 
 def _require_module(config: Config, device: str, against: str) -> None:
     kernels, model = config.run.implementation, config.model
     if against == "megatron":
         megatron.require(config)
+    if against == "torch":
+        dtensor.require(config)
     if against == "transformers":
         hugging_face.require(config)
         if device != "meta" or config.parallel.tp > 1 or config.run.regions:
@@ -237,6 +249,26 @@ def _require_module(config: Config, device: str, against: str) -> None:
 
 def _slope(result: RankResult) -> int:
     return result.peaks[1] - result.peaks[0]
+
+
+def _layer_note(config: Config, against: str) -> tuple[str, ...]:
+    """Whose layer ran, if not memcalc's own, and what stood in for what needs CUDA."""
+    if against == "transformers":
+        built = hugging_face.LAYERS[hugging_face.family(config)]
+        return (f"layer: transformers' own {built}; stand-ins for CUDA's dropout and flash kernel",)
+    if against == "megatron":
+        return (
+            "layer: Megatron-core's own local TransformerLayer; stand-ins for its norms and for "
+            "CUDA's dropout",
+        )
+    if against == "torch":
+        t = config.parallel.tp
+        return (
+            f"layer: plain PyTorch modules under DTensor's own tensor parallelism of {t}; a "
+            "stand-in for CUDA's dropout",
+            *_stand_ins(config),
+        )
+    return _stand_ins(config)
 
 
 def _stand_ins(config: Config) -> tuple[str, ...]:
