@@ -23,6 +23,7 @@ from memcalc.errors import UsageError
 from memcalc.validation import gradients, ranks, room
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
+from memcalc.validation.hugging_face import CudaKernels, HuggingFaceLayer
 from memcalc.validation.match import tie
 from memcalc.validation.measure import Stored, measure
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
@@ -165,6 +166,110 @@ class TestHuggingFace:
         config = load("llama-3-8b", tp=2, implementation="transformers-sdpa")
         with pytest.raises(UsageError, match="are validated on meta, with one rank"):
             validate(config)
+
+
+ATTENTION = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+EXPERTS = {
+    "mixtral": {
+        **ATTENTION,
+        "intermediate_size": 512,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        **ATTENTION,
+        "moe_intermediate_size": 128,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+}
+
+
+class TestHuggingFaceTotals:
+    """transformers' layers without a ledger: what is kept of them in all, as measured before."""
+
+    def kept(self, kind, described, s, b):
+        """Bytes of a layer alone, without the tables of positions, which all layers share."""
+        run_ = Run(seq_length=s, micro_batch_size=b, implementation="transformers-sdpa")
+        shape = (b, s, described["hidden_size"])
+        x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        measured = measure(HuggingFaceLayer(kind, described, run_), x)
+        assert measured.agrees
+        return sum(each.bytes for each in measured.stored if each.made_by not in ("cos", "sin"))
+
+    @pytest.mark.parametrize(("kind", "bytes_"), [("mixtral", 2016808), ("qwen3_moe", 1481272)])
+    def test_small_mixtures_of_experts(self, kind, bytes_):
+        """Measured before, by other hands, as what a further layer of the model keeps."""
+        assert self.kept(kind, EXPERTS[kind], 64, 2) == bytes_
+
+    def test_mixtral_8x7b(self):
+        """Measured before, by other hands; sizes: its config.json."""
+        described = {
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        }
+        assert self.kept("mixtral", described, 4096, 1) == 1427095608
+
+    def test_qwen3_30b_a3b(self):
+        """Measured before, by other hands, with the chosen experts' weights as softmax has them.
+
+        Where norm_topk_prob makes them sum to 1, they and their sums are kept besides, in fp32.
+        """
+        described = {
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+        }
+        assert self.kept("qwen3_moe", described, 4096, 1) == 797082136
+        summing = {**described, "norm_topk_prob": True}
+        assert self.kept("qwen3_moe", summing, 4096, 1) == 797082136 + 4 * 4096 * (8 + 1)
+
+    def test_qwen3_is_llama_with_norms_of_query_and_key(self):
+        """Each norm keeps its input in fp32, the normalised input, and a reciprocal in fp32."""
+        described = {**ATTENTION, "intermediate_size": 704}
+        norms = 64 * 2 * (8 + 2) * (4 * 32 + 2 * 32 + 4)
+        # Llama's was measured before, by other hands
+        assert self.kept("llama", described, 64, 2) == 1414168
+        assert self.kept("qwen3", described, 64, 2) == 1414168 + norms
+
+    @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+    def test_a_layer_alone_keeps_what_a_further_layer_of_the_model_keeps(self, kind, monkeypatch):
+        """The routers' logits are dropped in both, as the model is not asked to give them back."""
+        from transformers import AutoConfig, AutoModel, masking_utils
+
+        # it asks for a value, which meta has not; no sequences are packed here
+        monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)
+
+        class Whole(torch.nn.Module):
+            def __init__(self, layers):
+                super().__init__()
+                sizes = {**EXPERTS[kind], "num_hidden_layers": layers, "vocab_size": 64}
+                config = AutoConfig.for_model(kind, **sizes)
+                config._attn_implementation = "sdpa"
+                config._experts_implementation = "grouped_mm"
+                with torch.device("meta"):
+                    self.model = AutoModel.from_config(config, dtype=torch.bfloat16).train()
+
+            def forward(self, x):
+                with CudaKernels(24):
+                    return self.model(inputs_embeds=x, use_cache=False).last_hidden_state
+
+        x = torch.empty(2, 64, 256, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        one, two = (measure(Whole(layers), x).bytes for layers in (1, 2))
+        assert two - one == self.kept(kind, EXPERTS[kind], 64, 2)
 
 
 class TestMegatron:

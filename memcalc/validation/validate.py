@@ -122,7 +122,7 @@ def run(rank: int, config: Config, device: str, against: str = "own") -> RankRes
     place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
     x = hidden_state(config, place)
     if against == "transformers":
-        measured = measure(hugging_face.HuggingFaceLayer(config), x.transpose(0, 1).contiguous())
+        measured = measure(hugging_face.layer_of(config), x.transpose(0, 1).contiguous())
         names = hugging_face.MODULES[hugging_face.family(config)]
         return RankResult(tie(graph, entries, measured.stored, names, names), measured)
     if against == "megatron":
