@@ -68,7 +68,7 @@ def sums(report):
 
 
 class TestMeta:
-    @pytest.mark.parametrize("policy", ["none", "selective", "full", "attention", "mlp"])
+    @pytest.mark.parametrize("policy", ["none", "selective", "full", "attention", "mlp", "norm"])
     @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
     @pytest.mark.parametrize("name", ["22b", "175b", "530b", "1t"])
     def test_the_papers_layer(self, name, tp, sp, policy):

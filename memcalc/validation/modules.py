@@ -213,8 +213,10 @@ class Layer(nn.Module):
         return region(self.recompute, "layer", self._layer, x)
 
     def _layer(self, x: Tensor) -> Tensor:
-        x = x + region(self.recompute, "attention", self._attention, self.input_norm(x))
-        return x + region(self.recompute, "mlp", self._mlp, self.mlp_norm(x))
+        y = region(self.recompute, "norm", self.input_norm, x)
+        x = x + region(self.recompute, "attention", self._attention, y)
+        y = region(self.recompute, "norm", self.mlp_norm, x)
+        return x + region(self.recompute, "mlp", self._mlp, y)
 
     def _attention(self, x: Tensor) -> Tensor:
         q, k, v = (y.unflatten(-1, (-1, self.head_size)) for y in self.qkv(x))
