@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from memcalc.errors import UsageError
 from memcalc.validation import allocator, cuda, gradients, ranks, room, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
+from memcalc.validation.hugging_face import CudaKernels, HuggingFaceLayer
 from memcalc.validation.match import tie
 from memcalc.validation.measure import Stored, measure
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
@@ -60,6 +62,9 @@ VECTORS = {
     ("1t", 8, True, "selective"): 222826500 - 4,
 }
 
+# Likewise, with tp 8 and a sequence parallelism that keeps what it gathers, as DTensor's does.
+GATHERED = {"22b": 1061175296, "175b": 446697472, "530b": 660606976, "1t": 825757696}
+
 
 def sums(report):
     rows = [row for row in report.records() if row["status"] != "ignored"]
@@ -68,7 +73,7 @@ def sums(report):
 
 class TestMeta:
     @pytest.mark.parametrize(
-        "policy", ["none", "selective", "full", "save_linear", "attention", "mlp"]
+        "policy", ["none", "selective", "full", "save_linear", "attention", "mlp", "norm"]
     )
     @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
     @pytest.mark.parametrize("name", ["22b", "175b", "530b", "1t"])
@@ -169,6 +174,110 @@ class TestHuggingFace:
             validate(config, "meta")
 
 
+ATTENTION = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+EXPERTS = {
+    "mixtral": {
+        **ATTENTION,
+        "intermediate_size": 512,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        **ATTENTION,
+        "moe_intermediate_size": 128,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+}
+
+
+class TestHuggingFaceTotals:
+    """transformers' layers without a ledger: what is kept of them in all, as measured before."""
+
+    def kept(self, kind, described, s, b):
+        """Bytes of a layer alone, without the tables of positions, which all layers share."""
+        run_ = Run(seq_length=s, micro_batch_size=b, implementation="transformers-sdpa")
+        shape = (b, s, described["hidden_size"])
+        x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        measured = measure(HuggingFaceLayer(kind, described, run_), x)
+        assert measured.agrees
+        return sum(each.bytes for each in measured.stored if each.made_by not in ("cos", "sin"))
+
+    @pytest.mark.parametrize(("kind", "bytes_"), [("mixtral", 2016808), ("qwen3_moe", 1481272)])
+    def test_small_mixtures_of_experts(self, kind, bytes_):
+        """Measured before, by other hands, as what a further layer of the model keeps."""
+        assert self.kept(kind, EXPERTS[kind], 64, 2) == bytes_
+
+    def test_mixtral_8x7b(self):
+        """Measured before, by other hands; sizes: its config.json."""
+        described = {
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        }
+        assert self.kept("mixtral", described, 4096, 1) == 1427095608
+
+    def test_qwen3_30b_a3b(self):
+        """Measured before, by other hands, with the chosen experts' weights as softmax has them.
+
+        Where norm_topk_prob makes them sum to 1, they and their sums are kept besides, in fp32.
+        """
+        described = {
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+        }
+        assert self.kept("qwen3_moe", described, 4096, 1) == 797082136
+        summing = {**described, "norm_topk_prob": True}
+        assert self.kept("qwen3_moe", summing, 4096, 1) == 797082136 + 4 * 4096 * (8 + 1)
+
+    def test_qwen3_is_llama_with_norms_of_query_and_key(self):
+        """Each norm keeps its input in fp32, the normalised input, and a reciprocal in fp32."""
+        described = {**ATTENTION, "intermediate_size": 704}
+        norms = 64 * 2 * (8 + 2) * (4 * 32 + 2 * 32 + 4)
+        # Llama's was measured before, by other hands
+        assert self.kept("llama", described, 64, 2) == 1414168
+        assert self.kept("qwen3", described, 64, 2) == 1414168 + norms
+
+    @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+    def test_a_layer_alone_keeps_what_a_further_layer_of_the_model_keeps(self, kind, monkeypatch):
+        """The routers' logits are dropped in both, as the model is not asked to give them back."""
+        from transformers import AutoConfig, AutoModel, masking_utils
+
+        # it asks for a value, which meta has not; no sequences are packed here
+        monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)
+
+        class Whole(torch.nn.Module):
+            def __init__(self, layers):
+                super().__init__()
+                sizes = {**EXPERTS[kind], "num_hidden_layers": layers, "vocab_size": 64}
+                config = AutoConfig.for_model(kind, **sizes)
+                config._attn_implementation = "sdpa"
+                config._experts_implementation = "grouped_mm"
+                with torch.device("meta"):
+                    self.model = AutoModel.from_config(config, dtype=torch.bfloat16).train()
+
+            def forward(self, x):
+                with CudaKernels(24):
+                    return self.model(inputs_embeds=x, use_cache=False).last_hidden_state
+
+        x = torch.empty(2, 64, 256, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        one, two = (measure(Whole(layers), x).bytes for layers in (1, 2))
+        assert two - one == self.kept(kind, EXPERTS[kind], 64, 2)
+
+
 class TestMegatron:
     """Megatron-core's own layer: the vectors above, a GQA and SwiGLU layer's, and real ranks."""
 
@@ -222,6 +331,116 @@ class TestMegatron:
         before = torch.cuda.current_device
         validate(load("22b"), "meta", against="megatron")
         assert torch.cuda.current_device is before
+
+
+class TestTorch:
+    """Plain modules under torch's own DTensor: the vectors above, the catalogue, and real ranks."""
+
+    @pytest.mark.parametrize("policy", ["none", "selective", "full", "attention", "mlp", "norm"])
+    @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
+    @pytest.mark.parametrize("name", ["22b", "175b", "530b", "1t"])
+    def test_the_papers_layer(self, name, tp, sp, policy):
+        settings = {"implementation": "torch", "attention": "unfused", "recompute": policy}
+        config = load(name, tp=tp, sp=sp, **settings)
+        report = validate(config, "meta", against="torch")
+        assert report.failures == ()
+        ledger, measured = sums(report)
+        assert ledger == measured == library.layer_bytes(config, "exact")
+        if sp and policy == "none":
+            assert measured == GATHERED[name]
+        if not sp and (name, tp, sp, policy) in VECTORS:
+            assert measured == VECTORS[name, tp, sp, policy]
+
+    def test_sequence_parallelism_keeps_the_inputs_that_it_gathers(self):
+        """4sbh(1 - 1/t) bytes: those of two linears, which the paper gathers again in backward."""
+        for name, naive in GATHERED.items():
+            sizes = load(name)
+            sbh = sizes.run.seq_length * sizes.run.micro_batch_size * sizes.model.hidden_size
+            assert naive - VECTORS[name, 8, True, "none"] == 4 * sbh * 7 // 8
+
+    @pytest.mark.parametrize("name", catalog.names())
+    def test_every_model_of_the_catalogue_agrees_with_the_own_layer(self, name):
+        model = load(name, tp=1).model
+        for tp, sp in ((1, False), (2, True), (8, False), (8, True)):
+            if model.kv_heads % tp == 0:
+                settings = {"tp": tp, "sp": sp, "seq_length": 2048, "implementation": "torch"}
+                for policy in ("none", "selective", "full"):
+                    config = load(name, recompute=policy, **settings)
+                    report = validate(config, "meta", against="torch")
+                    assert report.failures == ()
+                    assert sums(report) == sums(validate(config, "meta"))
+
+    @pytest.mark.parametrize(
+        ("name", "sp", "policy"),
+        [
+            ("22b", False, "none"),
+            ("22b", True, "selective"),
+            ("llama-3-70b", False, "full"),
+            ("llama-3-70b", True, "attention,mlp,norm"),
+        ],
+    )
+    def test_two_real_ranks_keep_their_parts_and_their_gradients_are_the_unsplit_layers(
+        self, name, sp, policy
+    ):
+        report = validate(load(name, tp=2, sp=sp, recompute=policy), "cpu", against="torch")
+        assert report.failures == ()
+        assert any("the ranks' gradients" in note for note in report.notes)
+
+    @pytest.mark.parametrize(
+        ("sizes", "tp", "sp", "measured"),
+        [
+            ((64, 2, 128, 4), 1, False, 721920),
+            ((64, 2, 128, 4), 2, False, 443392),
+            ((64, 2, 128, 4), 2, True, 393728),
+            ((96, 3, 192, 6), 2, True, 1466496),
+        ],
+    )
+    def test_vectors_of_real_ranks(self, sizes, tp, sp, measured):
+        """Measured before, by other hands, over gloo."""
+        s, b, h, a = sizes
+        probabilities = {"attention_dropout": 0.1, "hidden_dropout": 0.1}
+        model = Model(name="toy", layers=1, hidden_size=h, heads=a, **probabilities)
+        kernels = replace(IMPLEMENTATIONS["torch"], attention="unfused")
+        run_ = Run(seq_length=s, micro_batch_size=b, implementation=kernels)
+        config = Config(model, Parallel(tp=tp, sp=sp), run_)
+        for result in ranks.on_each(tp, observe, config, "cpu", "torch"):
+            assert {each.status for each in result.ties} <= {"matched", "ignored"}
+            assert result.measured.agrees
+            assert sum(t.measured_bytes for t in result.ties if t.status == "matched") == measured
+
+    def test_the_papers_and_an_assumed_implementation_are_replaced(self):
+        for name, kind in (("22b", "unfused"), ("llama-3-8b", "flash")):
+            notes = validate(load(name, tp=1), "meta", against="torch").notes
+            assert any(f"implementation: torch ({kind} attention" in note for note in notes)
+            assert any("assumed" in note and "implementation torch" in note for note in notes)
+            assert not any("implementation megatron" in note for note in notes)
+
+    def test_whose_layer_ran_is_said(self):
+        notes = validate(load("llama-3-8b", tp=8), "meta", against="torch").notes
+        assert (
+            "layer: plain PyTorch modules under DTensor's own tensor parallelism of 8; a stand-in "
+            "for CUDA's dropout"
+        ) in notes
+        assert any(
+            note.endswith("for: flash attention, RMSNorm, rotary positions") for note in notes
+        )
+
+    def test_what_it_is_not_built_of_is_refused(self):
+        for config, message in [
+            (load("llama-3-8b", tp=16), "tensor parallel 16 is more than kv_heads 8"),
+            (load("llama-3-8b", implementation="megatron"), "implementation torch, not megatron"),
+            (load("gpt2", implementation="transformers-sdpa"), "not transformers-sdpa"),
+            (load("llama-3-8b", attention="unfused"), "flash attention where queries are grouped"),
+        ]:
+            with pytest.raises(UsageError, match=message):
+                validate(config, "meta", against="torch")
+
+    def test_a_ledger_that_gathers_again_is_caught(self):
+        again = replace(IMPLEMENTATIONS["torch"], keeps_gathered=False)
+        config = load("llama-3-8b", tp=8, sp=True, seq_length=2048, implementation=again)
+        failures = validate(config, "meta", against="torch").failures
+        assert sum("is unexplained" in line for line in failures) == 2
+        assert sum("is missing" in line for line in failures) == 2
 
 
 def small(**changes):
@@ -321,8 +540,8 @@ class TestRanks:
     def test_a_gradient_that_is_no_number_is_a_failure(self, monkeypatch):
         real = gradients._gradients
 
-        def spoilt(config, place):
-            found = real(config, place)
+        def spoilt(*arguments):
+            found = real(*arguments)
             found["fc2.weight"] = found["fc2.weight"] * float("nan")
             return found
 
@@ -612,6 +831,29 @@ class TestDevices:
         assert line == (
             f"the paper's way of counting has 7079985152 bytes; to these: {', '.join(terms)}"
         )
+
+
+class TestGpuCheck:
+    """The one command for a GPU, tried on the CPU."""
+
+    def run(self, *arguments, cwd):
+        script = Path(__file__).parent / "gpu_check.py"
+        command = [sys.executable, "-W", "ignore", str(script), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
+
+    def test_it_writes_every_report(self, tmp_path):
+        done = self.run("--device", "cpu", "-o", "found.json", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        document = json.loads((tmp_path / "found.json").read_text())
+        assert len(document["reports"]) == 10
+        assert document["failures"] == []
+        assert {"source", "device", "versions", "date"} <= document.keys()
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_without_a_gpu_it_says_so(self, tmp_path):
+        done = self.run(cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == "gpu_check: PyTorch finds no GPU here; choose from 'cpu', 'meta'\n"
 
 
 class TestTime:

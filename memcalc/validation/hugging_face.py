@@ -4,7 +4,9 @@ Attention runs in a flash kernel's place where the implementation says sdpa: on 
 fall back to its math form, which keeps other tensors than CUDA's kernel.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
-from memcalc.config import Config
+from memcalc.config import Config, Model, Run
 from memcalc.errors import UsageError
 from memcalc.validation import kernels
 from memcalc.validation.modules import TYPES
@@ -47,8 +49,15 @@ MODULES = {
 }
 
 
-# The class that is built of each family; Mistral's and Qwen2's layers are Llama's, but for biases.
-LAYERS = {"llama": "LlamaDecoderLayer", "gpt2": "GPT2Block"}
+# The class of each family; Mistral's and Qwen2's layers are Llama's, but for biases. All but the
+# first two have no ledger yet: they can be measured, and not validated.
+LAYERS = {
+    "llama": "LlamaDecoderLayer",
+    "gpt2": "GPT2Block",
+    "mixtral": "MixtralDecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+    "qwen3_moe": "Qwen3MoeDecoderLayer",
+}
 
 
 def family(config: Config) -> str:
@@ -79,24 +88,32 @@ def require(config: Config) -> None:
 
 
 class HuggingFaceLayer(nn.Module):
-    """One decoder layer, x (b, s, h) -> (b, s, h); what the whole model gives it are buffers."""
+    """One decoder layer, x (b, s, h) -> (b, s, h); what the whole model gives it are buffers.
 
-    def __init__(self, config: Config) -> None:
+    Kept are as many bytes as each further layer of the whole model keeps: its layers share the
+    tables of positions and the mask, and its output has no logits of the routers.
+
+    Args:
+        kind: The family, one of ``LAYERS``.
+        described: The layer's sizes, as the family's config.json names them.
+        run: The sequence, the precision and the kernels.
+    """
+
+    def __init__(self, kind: str, described: Mapping[str, Any], run: Run) -> None:
         super().__init__()
-        eager = config.run.implementation.attention == "unfused"
-        dtype, s = TYPES[config.run.precision], config.run.seq_length
-        build = _gpt2 if family(config) == "gpt2" else _llama
+        eager = run.implementation.attention == "unfused"
+        dtype, s = TYPES[run.precision], run.seq_length
         with torch.device("meta"):
-            self.layer = build(config, "eager" if eager else "sdpa").to(dtype).train()
+            self.layer = _build(kind, described, "eager" if eager else "sdpa").to(dtype).train()
             if eager:
                 self.register_buffer("later", torch.zeros(1, 1, s, s, dtype=dtype))
             else:
                 self.later = None
-            if family(config) == "llama":
-                table = torch.zeros(1, s, config.model.head_size, dtype=dtype)
+            if kind != "gpt2":
+                table = torch.zeros(1, s, self.layer.self_attn.head_dim, dtype=dtype)
                 self.register_buffer("cos", table)
                 self.register_buffer("sin", table.clone())
-        self.kernels = cuda_kernels(config)
+        self.kernels = cuda_kernels(run)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output."""
@@ -109,10 +126,17 @@ class HuggingFaceLayer(nn.Module):
         return first
 
 
-def cuda_kernels(config: Config) -> AbstractContextManager[Any]:
+def layer_of(config: Config) -> HuggingFaceLayer:
+    """The layer of a config's model, which is of one of the two families with a ledger."""
+    kind = family(config)
+    described = _gpt2(config) if kind == "gpt2" else _llama(config.model)
+    return HuggingFaceLayer(kind, described, config.run)
+
+
+def cuda_kernels(run: Run) -> AbstractContextManager[Any]:
     """What runs on CUDA in place of what meta would run."""
-    if config.run.implementation.name.startswith("transformers-"):
-        return CudaKernels(config.run.implementation.rng_bytes)
+    if run.implementation.name.startswith("transformers-"):
+        return CudaKernels(run.implementation.rng_bytes)
     return nullcontext()
 
 
@@ -136,41 +160,39 @@ class CudaKernels(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _llama(config: Config, attention: str) -> nn.Module:
-    from transformers.models.llama.configuration_llama import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+def _build(kind: str, described: Mapping[str, Any], attention: str) -> Any:
+    from transformers import AutoConfig
 
+    config = AutoConfig.for_model(kind, **described)
+    config._attn_implementation = attention
+    # what the loop over experts keeps depends on the routing, which meta does not know
+    config._experts_implementation = "grouped_mm"
+    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    return getattr(module, LAYERS[kind])(config, 0)
+
+
+def _llama(model: Model) -> dict[str, Any]:
+    return {
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_size,
+        "intermediate_size": model.ffn_size,
+        "hidden_act": "silu" if model.activation == "swiglu" else "gelu",
+        "attention_bias": model.qkv_bias and model.proj_bias,
+        "attention_dropout": model.attention_dropout,
+        "mlp_bias": model.mlp_bias,
+    }
+
+
+def _gpt2(config: Config) -> dict[str, Any]:
     model = config.model
-    described = LlamaConfig(
-        hidden_size=model.hidden_size,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        head_dim=model.head_size,
-        intermediate_size=model.ffn_size,
-        hidden_act="silu" if model.activation == "swiglu" else "gelu",
-        attention_bias=model.qkv_bias and model.proj_bias,
-        attention_dropout=model.attention_dropout,
-        mlp_bias=model.mlp_bias,
-    )
-    described._attn_implementation = attention
-    layer: nn.Module = LlamaDecoderLayer(described, 0)
-    return layer
-
-
-def _gpt2(config: Config, attention: str) -> nn.Module:
-    from transformers.models.gpt2.configuration_gpt2 import GPT2Config
-    from transformers.models.gpt2.modeling_gpt2 import GPT2Block
-
-    model = config.model
-    described = GPT2Config(
-        n_embd=model.hidden_size,
-        n_head=model.heads,
-        n_inner=model.ffn_size,
-        activation_function=model.activation,
-        attn_pdrop=model.attention_dropout,
-        resid_pdrop=model.hidden_dropout,
-        n_positions=config.run.seq_length,
-    )
-    described._attn_implementation = attention
-    block: nn.Module = GPT2Block(described, 0)
-    return block
+    return {
+        "n_embd": model.hidden_size,
+        "n_head": model.heads,
+        "n_inner": model.ffn_size,
+        "activation_function": model.activation,
+        "attn_pdrop": model.attention_dropout,
+        "resid_pdrop": model.hidden_dropout,
+        "n_positions": config.run.seq_length,
+    }

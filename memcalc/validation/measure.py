@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 
@@ -113,7 +113,7 @@ class _Births(TorchDispatchMode):
         return out
 
     def _born(self, tensor: Tensor, key: int) -> None:
-        storage = tensor.untyped_storage()
+        storage = _plain(tensor).untyped_storage()
         self.made_by[key] = self.module()
         self.shapes[key] = storage.nbytes(), tuple(tensor.shape)
         self.alive += storage.nbytes()
@@ -230,14 +230,21 @@ def _module_path(root: nn.Module) -> Iterator[Callable[[], str]]:
 
 def _stored(handles: list[_Handle], made_by: str) -> Stored:
     savers = tuple(sorted({handle.saved_by for handle in handles}))
-    shape = min(tuple(handle.tensor.shape) for handle in handles)
+    shape = min(tuple(_plain(handle.tensor).shape) for handle in handles)
     return Stored(_bytes(handles[0].tensor), made_by, savers, shape)
 
 
 def _key(tensor: Tensor) -> int:
     """The identity of a storage: never its address, which is 0 on meta."""
-    return tensor.untyped_storage()._cdata
+    return _plain(tensor).untyped_storage()._cdata
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
+    return _plain(tensor).untyped_storage().nbytes()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor that has the storage: a DTensor's local part, or what a collective awaits."""
+    while is_traceable_wrapper_subclass(tensor):
+        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
+    return tensor

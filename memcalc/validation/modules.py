@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 from memcalc.config import Config
+from memcalc.config.recompute import Policy
 from memcalc.validation import collectives, kernels
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -220,9 +221,14 @@ class Layer(nn.Module):
         """The layer, recomputed in backward where its config says so."""
         return self._region("layer", self._layer, x)
 
+    def _region(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
+        return region(self.policy, name, function, *inputs, early_stop=self.early_stop)
+
     def _layer(self, x: Tensor) -> Tensor:
-        x = x + self._region("attention", self._attention, self.input_norm(x))
-        return x + self._region("mlp", self._mlp, self.mlp_norm(x))
+        y = self._region("norm", self.input_norm, x)
+        x = x + self._region("attention", self._attention, y)
+        y = self._region("norm", self.mlp_norm, x)
+        return x + self._region("mlp", self._mlp, y)
 
     def _attention(self, x: Tensor) -> Tensor:
         q, k, v = (y.unflatten(-1, (-1, self.head_size)) for y in self.qkv(x))
@@ -244,16 +250,6 @@ class Layer(nn.Module):
             gate = self.silu(gate) if self.activation == "swiglu" else self.gelu(gate)
             y = getattr(self, self.activation)(gate, up)
         out: Tensor = self.mlp_dropout(self.fc2(y))
-        return out
-
-    def _region(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
-        if name not in self.policy.regions:
-            result: Tensor = function(*inputs)
-            return result
-        options: dict[str, Any] = {"use_reentrant": False, "early_stop": self.early_stop}
-        if self.policy.cached:
-            options["context_fn"] = _caching_products
-        out: Tensor = checkpoint(function, *inputs, **options)
         return out
 
     def _activation(self, name: str) -> tuple[str, nn.Module]:
@@ -298,6 +294,24 @@ class _Weights:
         place, generator = self.place, self.generator
         drawn = torch.randn(rows, columns, generator=generator, device=place.device)
         return drawn.div_(columns**0.5).to(place.dtype)
+
+
+def region(
+    policy: Policy,
+    name: str,
+    function: Callable[..., Any],
+    *inputs: Tensor,
+    early_stop: bool = False,
+) -> Tensor:
+    """A function's value, recomputed in backward if its region is among the policy's."""
+    if name not in policy.regions:
+        result: Tensor = function(*inputs)
+        return result
+    options: dict[str, Any] = {"use_reentrant": False, "early_stop": early_stop}
+    if policy.cached:
+        options["context_fn"] = _caching_products
+    out: Tensor = checkpoint(function, *inputs, **options)
+    return out
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:

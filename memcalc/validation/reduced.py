@@ -5,8 +5,12 @@ from dataclasses import replace
 from memcalc.config import Config
 
 
-def reduced(config: Config) -> Config:
+def reduced(config: Config, copies: bool = True) -> Config:
     """A config of the same shape that runs in a second on a CPU.
+
+    Args:
+        config: The model's own.
+        copies: Whether ranks may hold copies of a key-value head.
 
     >>> from memcalc.config import load
     >>> small = reduced(load("llama-3-70b", tp=8))
@@ -16,9 +20,10 @@ def reduced(config: Config) -> Config:
     model, run, t = config.model, config.run, config.parallel.tp
     group = model.heads // model.kv_heads
     # the fewest key-value heads that t divides, or that divide t, with query heads that t divides
+    fewest = 1 if copies else t
     kv_heads = next(
         k
-        for k in range(1, 2 * t + 1)
+        for k in range(fewest, 2 * t + 1)
         if group * k % t == 0 and group * k > 1 and 0 in (k % t, t % k)
     )
     heads = group * kv_heads

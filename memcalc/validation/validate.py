@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from memcalc import symbols
+from memcalc import resources, symbols
 from memcalc.analysis.layers import layer_entries
 from memcalc.answers.notes import notes, recomputation, setting
-from memcalc.config import IMPLEMENTATIONS, Config
+from memcalc.config import IMPLEMENTATIONS, Config, Implementation
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
-from memcalc.validation import allocator, cuda, hugging_face, megatron, ranks, timing
+from memcalc.validation import allocator, cuda, dtensor, hugging_face, megatron, ranks, timing
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
 from memcalc.validation.reduced import fewer_ranks, reduced
@@ -19,9 +19,9 @@ from memcalc.validation.room import require_room
 from memcalc.validation.witness import DEPTHS, Finding, observe
 
 DEVICES = ("meta", "cpu", "cuda")
-AGAINST = ("own", "megatron", "transformers")
+AGAINST = ("own", "megatron", "torch", "transformers")
 TORCH = torch.__version__.partition("+")[0]  # without the build, which changes nothing here
-UNCONFIRMED = "not yet confirmed on a GPU: no result of one is part of memcalc so far"
+UNCONFIRMED = "not yet confirmed on a GPU: no such run is part of memcalc so far"
 
 
 def validate(
@@ -41,7 +41,8 @@ def validate(
             small layer on ``cpu``, and the whole one on ``meta``.
         full_size: On the CPU, the model's own size rather than a small one of its shape.
         against: Whose layer runs: ``own``, that of ``memcalc.validation.modules``;
-            ``transformers``, Hugging Face's; or ``megatron``, Megatron-core's local one.
+            ``torch``, one in DTensor's tensor parallelism; ``transformers``, Hugging Face's; or
+            ``megatron``, Megatron-core's local one.
         time: How long the own layer takes under each policy, instead of what it keeps.
 
     Raises:
@@ -111,14 +112,14 @@ def _device(report: Report) -> str:
 def _timings(config: Config, device: str, full_size: bool, against: str) -> Report:
     if device == "meta" or against != "own":
         raise UsageError("times are of memcalc's own layer, on cuda or on the cpu")
-    config = _sized(config, device, full_size)
+    config = _sized(config, device, full_size, against)
     return timing.timings(config, device)
 
 
-def _sized(config: Config, device: str, full_size: bool) -> Config:
+def _sized(config: Config, device: str, full_size: bool, against: str) -> Config:
     """The config at the size that runs on a device, after making sure that it fits."""
     if device == "cpu" and not full_size:
-        config = reduced(config)
+        config = reduced(config, copies=against != "torch")
     require_room(config, device)
     return config
 
@@ -130,7 +131,7 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
         with ranks.pretended(t):
             found = [observe(0, config, device, against)]
     else:
-        config = _sized(config, device, full_size)
+        config = _sized(config, device, full_size, against)
         backend = "nccl" if device == "cuda" else "gloo"
         found = ranks.on_each(t, observe, config, device, against, backend=backend)
     worst = max(range(len(found)), key=lambda rank: found[rank].measured.bytes)
@@ -172,7 +173,8 @@ def _backend_notes(config: Config, device: str) -> tuple[str, ...]:
     t = config.parallel.tp
     if device == "cpu":
         return (f"backend cpu: {t} process(es), real kernels; {setting(config)}",)
-    return (f"backend cuda: {t} GPU(s), {cuda.described()}", UNCONFIRMED)
+    unconfirmed = () if any(resources.names("measured", ".json")) else (UNCONFIRMED,)
+    return (f"backend cuda: {t} GPU(s), {cuda.described()}", *unconfirmed)
 
 
 def _layer_notes(config: Config, device: str, against: str) -> tuple[str, ...]:
@@ -185,6 +187,21 @@ def _layer_notes(config: Config, device: str, against: str) -> tuple[str, ...]:
             "layer: Megatron-core's own local TransformerLayer; stand-ins for its norms and for "
             "CUDA's dropout",
         )
+    return (*_torch_note(config, against), *_stand_ins(config, device))
+
+
+def _torch_note(config: Config, against: str) -> tuple[str, ...]:
+    if against != "torch":
+        return ()
+    t = config.parallel.tp
+    return (
+        f"layer: plain PyTorch modules under DTensor's own tensor parallelism of {t}; a stand-in "
+        "for CUDA's dropout",
+    )
+
+
+def _stand_ins(config: Config, device: str) -> tuple[str, ...]:
+    """Which fused kernels are stood in for, by functions that keep what those keep."""
     model, kernels = config.model, config.run.implementation
     flash = kernels.attention == "flash"
     fused = {
@@ -269,15 +286,25 @@ def _whose(config: Config, against: str) -> tuple[Config, str]:
     kernels = config.run.implementation
     if kernels.name.startswith("transformers-"):
         return config, "transformers" if against == "own" else against
+    said = f"implementation {kernels.name}"
+    assumed = said in config.assumed
+    if against == "torch" and (assumed or kernels.name == "paper"):  # which no framework's layer is
+        return _with(
+            config, replace(IMPLEMENTATIONS["torch"], attention=kernels.attention)
+        ), against
     if against != "transformers":
         return config, against
-    said = f"implementation {kernels.name}"
-    if said not in config.assumed:
+    if not assumed:
         raise UsageError(f"{said} is not Hugging Face's: choose transformers-eager or -sdpa")
     name = "transformers-sdpa" if kernels.attention == "flash" else "transformers-eager"
-    assumed = tuple(line for line in config.assumed if line != said)
-    run_ = replace(config.run, implementation=IMPLEMENTATIONS[name])
-    return replace(config, run=run_, assumed=(*assumed, f"implementation {name}")), against
+    return _with(config, IMPLEMENTATIONS[name]), against
+
+
+def _with(config: Config, kernels: Implementation) -> Config:
+    """The config with an implementation that nobody asked for."""
+    old = f"implementation {config.run.implementation.name}"
+    assumed = (*(line for line in config.assumed if line != old), f"implementation {kernels.name}")
+    return replace(config, run=replace(config.run, implementation=kernels), assumed=assumed)
 
 
 def _require(config: Config, device: str, against: str) -> None:
@@ -301,6 +328,8 @@ def _require(config: Config, device: str, against: str) -> None:
             raise UsageError("CUDA's flash kernel takes bf16 and fp16; choose --attention unfused")
     if against == "megatron":
         megatron.require(config)
+    if against == "torch":
+        dtensor.require(config)
     if against == "transformers":
         hugging_face.require(config)
         if device != "meta" or config.parallel.tp > 1 or config.run.policy.regions:

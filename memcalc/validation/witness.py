@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from memcalc.analysis import flops
@@ -13,7 +13,7 @@ from memcalc.analysis.activations import counted, kept, total
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph
-from memcalc.validation import cuda, hugging_face, match, megatron
+from memcalc.validation import cuda, dtensor, hugging_face, match, megatron
 from memcalc.validation.gradients import gradient_error
 from memcalc.validation.match import Tie, tie
 from memcalc.validation.measure import Measured, measure, peak_bytes
@@ -68,12 +68,13 @@ def observe(rank: int, config: Config, device: str, against: str = "own") -> Fin
     measured, operations, modules = LAYERS[against](config, place)
     ties = tie(graph, entries, measured.stored, operations, modules)
     finding = Finding(ties, measured, total(entries))
+    if device == "cpu" and against in BUILT:
+        finding = finding._replace(gradient_error=gradient_error(rank, config, BUILT[against]))
     if against != "own":
         return finding
     # real collectives let go of their tensors when they please, which blurs a peak
     steady = device == "meta" or parallel.tp == 1
     return finding._replace(
-        gradient_error=gradient_error(rank, config) if device == "cpu" else None,
         peaks=tuple(_peak(config, place, depth) for depth in DEPTHS) if steady else (),
         allocator_peaks=tuple(_allocator_peak(config, place, depth) for depth in DEPTHS)
         if device == "cuda" and steady
@@ -120,14 +121,26 @@ def _megatron(config: Config, place: Place) -> Found:
 def _transformers(config: Config, place: Place) -> Found:
     x = hidden_state(config, place).transpose(0, 1).contiguous()
     names = hugging_face.MODULES[hugging_face.family(config)]
-    return measure(hugging_face.HuggingFaceLayer(config), x), names, names
+    return measure(hugging_face.layer_of(config), x), names, names
+
+
+def _torch(config: Config, place: Place) -> Found:
+    measured = measure(dtensor.TorchLayer(config, place), hidden_state(config, place))
+    return measured, dtensor.OPERATIONS, dtensor.MODULES
 
 
 # Whose layer runs.
 LAYERS: dict[str, Callable[[Config, Place], Found]] = {
     "own": _own,
     "megatron": _megatron,
+    "torch": _torch,
     "transformers": _transformers,
+}
+
+# Of these, the layers whose weights every rank draws alike: their gradients can be compared.
+BUILT: dict[str, Callable[[Config, Place], nn.Module]] = {
+    "own": Layer,
+    "torch": dtensor.TorchLayer,
 }
 
 

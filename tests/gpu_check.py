@@ -1,0 +1,66 @@
+"""The whole check on a GPU: ``python tests/gpu_check.py -o data/measured/NAME.json``.
+
+On one GPU, a layer of the 22B model and one of Llama-3-70B under each policy: what autograd keeps
+against the ledger, what the allocator counts against its rules, the growth of the peak, and times.
+The file holds every report with device, versions and date; exit status 1 says that one failed.
+``--device cpu`` tries the command itself, on small layers.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import memcalc
+from memcalc import files
+from memcalc.report import Report
+from memcalc.validation import cuda
+
+MODELS = {"22b": {"tp": 1}, "llama-3-70b": {"tp": 1, "seq_length": 8192}}
+POLICIES = ("none", "selective", "full", "save_linear")
+
+
+def reports(device: str) -> list[Report]:
+    """Every report of the check."""
+    found = []
+    for name, settings in MODELS.items():
+        configs = [memcalc.load(name, recompute=policy, **settings) for policy in POLICIES]
+        found += [memcalc.validate(config, device) for config in configs]
+        found.append(memcalc.validate(configs[0], device, time=True))
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Run the check, print what it finds, and write it to a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        found = reports(options.device)
+    except memcalc.MemcalcError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return 2
+    for report in found:
+        print(report)
+        for failure in report.failures:
+            print(f"failed: {failure}", file=sys.stderr)
+    if options.output:
+        document = {
+            "source": f"tests/gpu_check.py of memcalc {memcalc.__version__}",
+            "device": cuda.described() if options.device == "cuda" else platform.processor(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "date": time.strftime("%Y-%m-%d"),
+            "reports": [json.loads(report.render("json")) for report in found],
+            "failures": [failure for report in found for failure in report.failures],
+        }
+        files.write(options.output, json.dumps(document, indent=1).encode() + b"\n")
+    return 1 if any(report.failures for report in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
