@@ -82,6 +82,14 @@ QUESTIONS = {
         "verdict": "text",
         "explanation": "text",
     },
+    "recompute llama-3-70b --tp 8 --sp": {
+        "layer_kind": "text",
+        "policy": "text",
+        "kept_bytes": "bytes",
+        "saved_bytes": "bytes",
+        "extra_flops": "flops",
+        "saved_bytes_per_extra_flop": "ratio",
+    },
     "validate 22b --tp 1": {
         "tensor": "text",
         "module": "text",
@@ -121,6 +129,12 @@ QUESTIONS = {
         **dict.fromkeys(("norm", "activation", "position", "source"), "text"),
     },
 }
+
+
+def test_times_are_to_the_schema(memcalc):
+    """They differ from run to run, so they are none of the questions above."""
+    document = memcalc("validate 22b --tp 1 --device cpu --time --format json").document
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
 
 
 class TestJson:

@@ -556,7 +556,7 @@ class TestRanks:
         assert ranks.is_first()
 
     def test_wrong_gradients_are_a_failure(self, monkeypatch):
-        monkeypatch.setattr(witness, "gradient_error", lambda rank, config: 0.5)
+        monkeypatch.setattr(witness, "gradient_error", lambda *arguments: 0.5)
         (line,) = validate(load("22b", tp=1), "cpu").failures
         assert line == "rank 0: gradients differ from the unsplit layer's by 0.5"
 
