@@ -5,7 +5,6 @@ import operator
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -101,13 +100,6 @@ class TestMeta:
                 for policy in ("none", "selective", "save_linear"):
                     report = validate(load(name, recompute=policy, **settings), "meta")
                     assert report.failures == ()
-
-    def test_a_layer_of_a_trillion_parameters_allocates_nothing(self):
-        before = torch.tensor([]).element_size()  # torch is loaded
-        start = time.perf_counter()
-        validate(load("1t"), "meta")
-        assert before
-        assert time.perf_counter() - start < 2
 
 
 class TestHuggingFace:
