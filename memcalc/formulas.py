@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2**14  # elements: every intermediate of a chunk stays in cache
 
-_PRINTED_ORDER = "asbhkdfLvtpm"  # the paper writes sbh and 5as/h
+_PRINTED_ORDER = "arsbhkdqlouygfLvntpmcex"  # the paper writes sbh and 5as/h
 
 
 class Formula:
@@ -176,7 +176,10 @@ class _Printer(NumPyPrinter):  # type: ignore[misc] # sympy is untyped
 
 
 def layer_formula(
-    config: Config, accounting: str = "paper", sizes: Mapping[str, Any] | None = None
+    config: Config,
+    accounting: str = "paper",
+    sizes: Mapping[str, Any] | None = None,
+    kind: str | None = None,
 ) -> Formula:
     """The activation memory of one layer on one rank, in bytes, as a formula.
 
@@ -184,13 +187,14 @@ def layer_formula(
         config: The model, its parallelism and its run, of which sizes become letters.
         accounting: ``paper`` or ``exact``.
         sizes: What each letter is, instead of ``symbols.symbolic(config)``.
+        kind: The kind of layer, ``dense`` or ``moe``; by default the one that there is most of.
 
     >>> from memcalc.config import load
     >>> layer_formula(load("175b", sp=True, recompute="selective"))
     Formula(34*b*h*s/t)
     """
     sizes = symbols.symbolic(config) if sizes is None else sizes
-    return Formula(activations.total(layer_entries(config, accounting, sizes)))
+    return Formula(activations.total(layer_entries(config, accounting, sizes, kind)))
 
 
 def _ordered(terms: Sequence[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
 """The letters of every formula, and what each stands for. This table is the only one.
 
 The letters are the paper's (Korthikanti et al. 2022, table 1), with k, d and f beside them for
-models whose key-value heads, head size or MLP width do not follow from a and h, and m for the
-stages of the interleaved schedule (section 4.2.3).
+models whose key-value heads, head size or MLP width do not follow from a and h, m for the stages of
+the interleaved schedule (section 4.2.3), and those of latent attention, experts and their ranks.
 """
 
 from operator import attrgetter
@@ -31,10 +31,22 @@ LETTERS = (
     Letter("f", "MLP width", "elements", "model.ffn_size"),
     Letter("L", "layers", "layers", "model.layers"),
     Letter("v", "vocabulary size", "tokens", "model.vocab_size"),
+    Letter("q", "width of the compressed query", "elements", "model.q_lora_rank"),
+    Letter("l", "width of the compressed key and value", "elements", "model.kv_lora_rank"),
+    Letter("o", "rotated part of a head", "elements", "model.rope_head_size"),
+    Letter("u", "size of a value head", "elements", "model.v_head_size"),
+    Letter("n", "experts", "experts", "model.experts"),
+    Letter("r", "experts of a token", "experts", "model.experts_per_token"),
+    Letter("g", "width of an expert", "elements", "model.expert_ffn_size"),
+    Letter("y", "width of the shared experts", "elements", "model.shared_ffn_size"),
     Letter("t", "tensor-parallel size", "ranks", "parallel.tp"),
     Letter("p", "pipeline-parallel size", "ranks", "parallel.pp"),
     Letter("m", "virtual pipeline stages of a rank", "stages", "parallel.vpp"),
+    Letter("c", "context-parallel size", "ranks", "parallel.cp"),
+    Letter("e", "expert-parallel size", "ranks", "parallel.ep"),
+    Letter("x", "tensor-parallel size of the experts", "ranks", "parallel.expert_tp"),
 )
+OF_EXPERTS = ("e", "x")  # letters that mean nothing to a model without experts
 
 _FIELDS = tuple((letter.letter, attrgetter(letter.field)) for letter in LETTERS)
 
@@ -46,8 +58,10 @@ def values(config: Config) -> dict[str, int]:
     >>> values(load("22b"))["h"]
     6144
     """
-    found = ((letter, field(config)) for letter, field in _FIELDS)
-    return {letter: value for letter, value in found if value is not None}
+    experts = config.model.experts is not None
+    found = {letter: field(config) for letter, field in _FIELDS}
+    without = () if experts else OF_EXPERTS
+    return {x: value for x, value in found.items() if value is not None and x not in without}
 
 
 def symbol(letter: str) -> Any:
@@ -74,7 +88,7 @@ def symbolic(config: Config, tensor_parallel: bool | None = None) -> dict[str, A
     ['a', 'h/a', '4*h', 't']
     """
     model = config.model
-    letters = {letter.letter: symbol(letter.letter) for letter in LETTERS}
+    letters = {letter: symbol(letter) for letter in values(config)}
     if model.kv_heads == model.heads:
         letters["k"] = letters["a"]
     if model.head_size * model.heads == model.hidden_size:
@@ -83,4 +97,10 @@ def symbolic(config: Config, tensor_parallel: bool | None = None) -> dict[str, A
         letters["f"] = 4 * letters["h"]
     if not (config.parallel.tp > 1 if tensor_parallel is None else tensor_parallel):
         letters["t"] = 1
+    for letter, degree in (("c", config.parallel.cp), ("e", config.parallel.ep)):
+        if degree == 1 and letter in letters:
+            letters[letter] = 1
+    if "x" in letters:
+        whole = config.parallel.expert_tp == 1
+        letters["x"] = 1 if whole else letters["t"] if config.parallel.etp is None else letters["x"]
     return letters

@@ -43,7 +43,7 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
 
     Outside the recomputed regions, what operations save. Of each recomputed region, what enters it
     from outside, and the outputs that are cached: that is what checkpointing keeps, and all else is
-    made again.
+    made again. What a region lets go of is kept by nobody.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -51,20 +51,24 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
     ['layer_input']
     """
     found: dict[Tensor, Entry] = {}
+    gone: set[Tensor] = set()
     made: dict[Region, set[Tensor]] = {}
     for op in graph.ops:
         region = outermost(op, policy)
         if region is None:
             for save in op.saves:
-                _keep(found, save, op.name, op.regions)
+                if save.tensor not in gone:
+                    _keep(found, save, op.name, op.regions)
             continue
         inside = made.setdefault(region, set())
         path = op.regions[: op.regions.index(region) + 1]
         for tensor in op.inputs:
-            if tensor not in inside:
+            if tensor not in inside and tensor not in gone:
                 save = Save(tensor, f"enters the recomputed {region.name}", CHECKPOINT)
                 _keep(found, save, region.name, path)
         inside.update(op.outputs)
+        if region.name in policy.dropped:
+            gone.update(op.outputs)
         for tensor in op.outputs if op.kind in policy.cached else ():
             save = Save(
                 tensor,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, outermost
 from memcalc.analysis.parameters import held
-from memcalc.analysis.stages import layers_per_chunk, output_bytes
+from memcalc.analysis.stages import chunks, output_bytes
 from memcalc.analysis.states import RECIPES
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -20,14 +20,20 @@ from memcalc.config.recompute import Policy
 from memcalc.graph.graph import Graph, Move
 from memcalc.graph.mesh import Size
 
-STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+STEPS = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "all_to_all": 1,
+    "send_receive": 1,
+}
 
 
 class Traffic(NamedTuple):
     """Collectives of one kind.
 
     Attributes:
-        collective: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``send``.
+        collective: One of ``STEPS``, or ``send`` of a pipeline.
         phase: ``forward``, ``backward``, or ``recompute`` for what backward runs again.
         times: How many.
         bytes: What one rank sends in all of them.
@@ -84,18 +90,26 @@ def of_iteration(config: Config) -> list[Traffic]:
     """
     parallel, micro = config.parallel, config.microbatches
     stage = busiest_stage(config)
-    layers = layers_per_chunk(config) * parallel.vpp
+    layers: dict[str, int] = {}
+    for held_ in chunks(config, stage):
+        for kind, number in held_.items():
+            layers[kind] = layers.get(kind, 0) + number
     ends = [embedding_graph(config)] if stage == 0 else []
     ends += [head_graph(config)] if stage == parallel.pp - 1 else []
-    layer = layer_graph(config)
-    rows = [row.times_over(layers * micro) for row in of_graph(layer, config.run.policy)]
+    graphs = {kind: layer_graph(config, kind=kind) for kind in layers}
+    rows = [
+        row.times_over(layers[kind] * micro)
+        for kind, graph in graphs.items()
+        for row in of_graph(graph, config.run.policy)
+    ]
     rows += [row.times_over(micro) for graph in ends for row in of_graph(graph)]
     if parallel.pp > 1:
         times = micro * parallel.vpp
         sent = times * output_bytes(config)
         rows += [Traffic("send", way, times, sent, "") for way in ("forward", "backward")]
     if parallel.dp > 1:
-        parameters = layers * held(layer) + sum(held(graph) for graph in ends)
+        parameters = sum(n * held(graphs[kind]) for kind, n in layers.items())
+        parameters += sum(held(graph) for graph in ends)
         gradients = RECIPES["paper"].gradient * parameters
         move = Move("all_reduce", "backward", gradients, parallel.dp)
         rows.append(Traffic("all_reduce", "backward", 1, ring_bytes(move), ""))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memcalc import paper, symbols
 from memcalc.analysis.activations import outermost
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.config.recompute import Policy
@@ -103,9 +103,9 @@ def _until_the_last_save(ops: list[Op]) -> list[Op]:
     return ops[: last + its_own]
 
 
-def layer(config: Config, causal: bool = False) -> Flops:
-    """FLOPs of one layer for one micro-batch."""
-    graph = layer_graph(config)
+def layer(config: Config, causal: bool = False, kind: str | None = None) -> Flops:
+    """FLOPs of one layer for one micro-batch; by default of the kind that there is most of."""
+    graph = layer_graph(config, kind=kind)
     return Flops(forward(graph, causal), recomputed(graph, config.run.policy, causal))
 
 
@@ -117,9 +117,9 @@ def iteration(config: Config, causal: bool = False) -> Flops:
     '1.8522e+18'
     """
     times = config.microbatches * config.parallel.dp
-    one, layers = layer(config, causal), config.model.layers
-    passes = layers * one.forward + forward(head_graph(config), causal)
-    return Flops(times * passes, times * layers * one.recomputed)
+    layers = [(n, layer(config, causal, kind)) for kind, n in kinds(config.model).items()]
+    passes = sum(n * one.forward for n, one in layers) + forward(head_graph(config), causal)
+    return Flops(times * passes, times * sum(n * one.recomputed for n, one in layers))
 
 
 def percent_of_peak(

@@ -9,7 +9,10 @@ from memcalc.graph.mesh import Size
 
 
 def layer_entries(
-    config: Config, accounting: str = "paper", sizes: Mapping[str, Size] | None = None
+    config: Config,
+    accounting: str = "paper",
+    sizes: Mapping[str, Size] | None = None,
+    kind: str | None = None,
 ) -> list[Entry]:
     """The tensors that one layer keeps for backward on one rank.
 
@@ -17,23 +20,25 @@ def layer_entries(
         config: The model, its parallelism and its run.
         accounting: ``paper`` or ``exact``.
         sizes: Sizes by letter, instead of the config's own: ints, Fractions or symbols.
+        kind: The kind of layer, ``dense`` or ``moe``; by default the one that there is most of.
 
     Raises:
         UsageError: There is no such accounting.
+        ConfigError: The model has no layer of that kind.
 
     >>> from memcalc.config import load
     >>> [entry.tensor.name for entry in layer_entries(load("22b", recompute="full"))]
     ['layer_input']
     """
-    return counted(kept(layer_graph(config, sizes), config.run.policy), accounting)
+    return counted(kept(layer_graph(config, sizes, kind), config.run.policy), accounting)
 
 
-def layer_bytes(config: Config, accounting: str = "paper") -> int:
+def layer_bytes(config: Config, accounting: str = "paper", kind: str | None = None) -> int:
     """The bytes that one layer keeps for backward on one rank; the arguments are those above.
 
     >>> from memcalc.config import load
     >>> layer_bytes(load("22b")) // 2**20
     1264
     """
-    size: int = total(layer_entries(config, accounting))
+    size: int = total(layer_entries(config, accounting, kind=kind))
     return size

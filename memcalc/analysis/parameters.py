@@ -1,11 +1,12 @@
 """Parameters: the weights that the operations of a model own."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 from math import prod
 
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import MOE, kinds, layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph
 from memcalc.graph.mesh import Size, elements
@@ -40,10 +41,37 @@ def held(graph: Graph) -> Size:
 def parameters(config: Config, sizes: Mapping[str, Size] | None = None) -> Size:
     """Parameters of a whole model: embedding, layers, last norm, and a head that is not tied.
 
+    Layers that predict further tokens are not among them, as in published counts.
+
     >>> from memcalc.config import load
     >>> round(parameters(load("llama-3-8b")) / 1e9, 2)
     8.03
     """
     ends = owned(embedding_graph(config, sizes)) + owned(head_graph(config, sizes))
-    layers = config.model.layers if sizes is None else sizes["L"]
-    return ends + layers * owned(layer_graph(config, sizes))
+    numbers: dict[str, Size] = dict(kinds(config.model))
+    if sizes is not None and len(numbers) == 1:
+        numbers = dict.fromkeys(numbers, sizes["L"])
+    layers = (n * owned(layer_graph(config, sizes, kind)) for kind, n in numbers.items())
+    return ends + sum(layers)
+
+
+def active_parameters(config: Config) -> int:
+    """Parameters that work on one token: of the experts, only those that it goes to.
+
+    >>> from memcalc.config import load
+    >>> active_parameters(load("llama-3-8b")) == parameters(load("llama-3-8b"))
+    True
+    """
+    model = config.model
+    if model.experts is None:
+        return int(parameters(config))
+    assert model.experts_per_token is not None
+    graph = layer_graph(config, kind=MOE)
+    of_experts = sum(
+        elements(weight.axes)
+        for op in graph.ops
+        for weight in op.weights
+        if op.name in ("experts_fc1", "experts_fc2")
+    )
+    idle = Fraction(model.experts - model.experts_per_token, model.experts) * of_experts
+    return int(parameters(config) - kinds(model)[MOE] * idle)

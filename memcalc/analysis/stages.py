@@ -7,6 +7,7 @@ from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.schedule import order, peak
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
+from memcalc.blocks.layer import kind_of
 from memcalc.config import Config
 from memcalc.errors import ConfigError
 from memcalc.graph.graph import Graph
@@ -71,7 +72,10 @@ def stage(
     """
     parallel = config.parallel
     first, last = number == 0, number == parallel.pp - 1
-    layers = layers_per_chunk(config) * layer_bytes(config, accounting)
+    layers = [
+        sum(n * layer_bytes(config, accounting, kind) for kind, n in held.items())
+        for held in chunks(config, number)
+    ]
     embedding = _bytes(embedding_graph(config), accounting) if first else 0
     head = _bytes(head_graph(config), accounting) if last else 0
     output = 0 if frees_outputs else output_bytes(config)
@@ -85,9 +89,9 @@ def stage(
         return (embedding if chunk == 0 else 0), of_head, (output if sends else 0)
 
     steps = order(number, parallel.pp, config.microbatches, parallel.vpp)
-    held = peak(steps, lambda chunk: layers + sum(ends(chunk)))
+    held = peak(steps, lambda chunk: layers[chunk] + sum(ends(chunk)))
     parts = [sum(n * ends(chunk)[part] for chunk, n in held.items()) for part in range(3)]
-    return Held(number, held, layers * sum(held.values()), *parts)
+    return Held(number, held, sum(n * layers[chunk] for chunk, n in held.items()), *parts)
 
 
 def layers_per_chunk(config: Config) -> int:
@@ -103,11 +107,26 @@ def layers_per_chunk(config: Config) -> int:
     return layers
 
 
+def chunks(config: Config, stage: int) -> list[dict[str, int]]:
+    """The layers of each of a stage's chunks, by kind.
+
+    Chunks are dealt out as Megatron-core does: the first to each stage in turn, then the second.
+
+    >>> from memcalc.config import load
+    >>> chunks(load("175b"), 0)
+    [{'dense': 4}, {'dense': 4}, {'dense': 4}]
+    """
+    parallel, n = config.parallel, layers_per_chunk(config)
+    starts = ((chunk * parallel.pp + stage) * n for chunk in range(parallel.vpp))
+    names = ([kind_of(config.model, i) for i in range(start, start + n)] for start in starts)
+    return [{kind: held.count(kind) for kind in dict.fromkeys(held)} for held in names]
+
+
 def output_bytes(config: Config) -> int:
     """The bytes of a stage's output for one micro-batch, as a rank holds and sends it."""
     run, parallel = config.run, config.parallel
     hidden = run.activation_bytes * run.seq_length * run.micro_batch_size * config.model.hidden_size
-    return hidden // (parallel.tp if parallel.sp else 1)
+    return hidden // (parallel.cp * (parallel.tp if parallel.sp else 1))
 
 
 def _bytes(graph: Graph, accounting: str) -> int:

@@ -3,7 +3,7 @@
 from memcalc import symbols
 from memcalc.analysis import communication
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.report import Column, Report
 
@@ -21,8 +21,14 @@ def comm(config: Config) -> Report:
     [('all_gather', 'forward', 2), ('reduce_scatter', 'backward', 2), ('all_gather', 'backward', 2),
      ('reduce_scatter', 'forward', 2), ('all_gather', 'backward', 2)]
     """
-    layer = communication.of_graph(layer_graph(config), config.run.policy)
-    scopes = {"layer": layer, "iteration": communication.of_iteration(config)}
+    of = kinds(config.model)
+    scopes = {
+        "layer" if len(of) == 1 else f"{kind} layer": communication.of_graph(
+            layer_graph(config, kind=kind), config.run.policy
+        )
+        for kind in of
+    }
+    scopes["iteration"] = communication.of_iteration(config)
     lines: tuple[str, ...] = (
         "layer: one layer, one micro-batch; iteration: a rank of pipeline stage "
         f"{communication.busiest_stage(config)} of {config.parallel.pp} (from 0), all its layers, "

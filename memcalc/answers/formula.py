@@ -3,6 +3,7 @@
 from memcalc import symbols
 from memcalc.analysis.layers import layer_entries
 from memcalc.answers.notes import notes, recomputation, setting
+from memcalc.blocks.layer import kinds
 from memcalc.config import Config
 from memcalc.formulas import Formula
 from memcalc.report import Column, Report
@@ -25,27 +26,37 @@ def formula(config: Config, accounting: str = "paper") -> Report:
     >>> print(steps[-1]["step"], "=", steps[-1]["formula"])
     one layer = b*h*s*(10 + 24/t + 5*a*s/(h*t))
     """
-    rows = []
-    parts: dict[str, Formula] = {}
-    for entry in layer_entries(config, accounting, symbols.symbolic(config)):
-        size = Formula(entry.tensor.bytes)
-        part = entry.part
-        parts[part] = Formula(parts[part].expression + size.expression) if part in parts else size
-        rows.append((f"{part}: {entry.tensor.name}, kept by {', '.join(entry.ops)}", size))
-    rows += [(f"sum of {part}", size) for part, size in parts.items()]
-    rows.append(("one layer", Formula(sum(size.expression for size in parts.values()))))
+    there = kinds(config.model)
+    steps = {kind: _steps(config, kind, accounting) for kind in there}
+    rows = [
+        (step if len(there) == 1 else step.replace("one layer", f"one {kind} layer"), size)
+        for kind, found in steps.items()
+        for step, size in found
+    ]
     return Report(
         "formula",
         f"Bytes that one layer of {setting(config)} keeps on a rank, {recomputation(config)}",
         (Column("step", "text"), Column("formula", "formula")),
         tuple(rows),
         symbols.values(config),
-        (*notes(config, accounting), *_letters(rows[-1][1])),
+        (*notes(config, accounting), *_letters([found[-1][1] for found in steps.values()])),
     )
 
 
-def _letters(total: Formula) -> tuple[str, ...]:
-    """A legend of the letters in a formula."""
-    names = {x.name for x in total.expression.free_symbols}
+def _steps(config: Config, kind: str, accounting: str) -> list[tuple[str, Formula]]:
+    rows = []
+    parts: dict[str, Formula] = {}
+    for entry in layer_entries(config, accounting, symbols.symbolic(config), kind):
+        size = Formula(entry.tensor.bytes)
+        part = entry.part
+        parts[part] = Formula(parts[part].expression + size.expression) if part in parts else size
+        rows.append((f"{part}: {entry.tensor.name}, kept by {', '.join(entry.ops)}", size))
+    rows += [(f"sum of {part}", size) for part, size in parts.items()]
+    return [*rows, ("one layer", Formula(sum(size.expression for size in parts.values())))]
+
+
+def _letters(totals: list[Formula]) -> tuple[str, ...]:
+    """A legend of the letters in formulas."""
+    names = {x.name for total in totals for x in total.expression.free_symbols}
     used = [f"{x.letter} {x.meaning}" for x in symbols.LETTERS if x.letter in names]
     return (f"letters: {', '.join(used)}",) if used else ()

@@ -1,12 +1,12 @@
 """``layer``: the activation memory of one layer under each technique, as the paper's table 2."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memcalc import symbols
 from memcalc.analysis.layers import layer_bytes
 from memcalc.answers.notes import flash_note, notes, setting
-from memcalc.blocks.layer import KIND
+from memcalc.blocks.layer import kinds
 from memcalc.config import Config
 from memcalc.errors import ConfigError
 from memcalc.formulas import layer_formula
@@ -62,12 +62,14 @@ def layer(config: Config, accounting: str = "paper") -> Report:
     [2736, 552, 342, 312, 102, 48]
     """
     under = {technique: technique.of(config) for technique in TECHNIQUES}
-    sizes = [layer_bytes(each, accounting) for each in under.values()]
-    formulas = [
-        layer_formula(each, accounting, symbols.symbolic(each, technique.tensor_parallel))
-        for technique, each in under.items()
-    ]
-    tensor = sizes[[technique.name for technique in TECHNIQUES].index("tensor")]
+    rows: list[tuple[Any, ...]] = []
+    for kind in kinds(config.model):
+        sizes = {t.name: layer_bytes(each, accounting, kind) for t, each in under.items()}
+        for technique, each in under.items():
+            letters = symbols.symbolic(each, technique.tensor_parallel)
+            formula = layer_formula(each, accounting, letters, kind)
+            size = sizes[technique.name]
+            rows.append((kind, technique.name, formula, size, 100 * size / sizes["tensor"]))
     lines = (*notes(config, accounting), *flash_note(config))
     if config.parallel.tp == 1:
         lines += ("tensor parallel 1: the rows with tensor parallelism equal those without",)
@@ -75,16 +77,13 @@ def layer(config: Config, accounting: str = "paper") -> Report:
         "layer",
         f"Activation memory of one layer of {setting(config.with_parallel(sp=False))}",
         (
-            Column("layer_kind", "text", detail=True),
+            Column("layer_kind", "text", detail=len(kinds(config.model)) == 1),
             Column("technique", "text"),
             Column("formula", "formula"),
             Column("bytes", "bytes"),
             Column("percent_of_tensor", "percent"),
         ),
-        tuple(
-            (KIND, technique.name, formula, size, 100 * size / tensor)
-            for technique, formula, size in zip(TECHNIQUES, formulas, sizes, strict=True)
-        ),
+        tuple(rows),
         symbols.values(config),
         lines,
     )

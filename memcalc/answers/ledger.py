@@ -1,9 +1,11 @@
 """``ledger``: what one layer keeps for backward, tensor by tensor."""
 
+from typing import Any
+
 from memcalc import symbols
 from memcalc.analysis import activations
 from memcalc.answers.notes import notes, recomputation, setting
-from memcalc.blocks.layer import KIND, layer_graph
+from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Tensor
 from memcalc.report import Column, Report
@@ -25,16 +27,13 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
     >>> report.column("tensor"), report.column("bytes")
     (['layer_input'], [100663296])
     """
-    graph = layer_graph(config)
-    entries = activations.counted(activations.kept(graph, config.run.policy), accounting)
-    dropped_by = activations.drops(graph)
-    size = activations.total(entries)
+    found = {kind: _rows(config, kind, accounting) for kind in kinds(config.model)}
+    sizes = ", ".join(_size(kind, rows, len(found)) for kind, rows in found.items())
     return Report(
         "ledger",
-        f"What one layer of {setting(config)} keeps, {recomputation(config)}: "
-        f"{format_bytes(size)} in {len(entries)} tensor{'s' if len(entries) > 1 else ''}",
+        f"What one layer of {setting(config)} keeps, {recomputation(config)}: {sizes}",
         (
-            Column("layer_kind", "text", detail=True),
+            Column("layer_kind", "text", detail=len(found) == 1),
             Column("tensor", "text"),
             Column("op", "text"),
             Column("shape", "text"),
@@ -44,23 +43,36 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
             Column("reason", "text", detail=True),
             Column("source", "text", detail=True),
         ),
-        tuple(
-            (
-                KIND,
-                entry.tensor.name,
-                ", ".join(entry.ops),
-                entry.tensor.shape,
-                _split(entry.tensor, config),
-                entry.tensor.bytes,
-                ", ".join(dropped_by(entry.tensor)),
-                entry.reason,
-                entry.source,
-            )
-            for entry in entries
-        ),
+        tuple(row for rows in found.values() for row in rows),
         symbols.values(config),
         notes(config, accounting),
     )
+
+
+def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
+    graph = layer_graph(config, kind=kind)
+    entries = activations.counted(activations.kept(graph, config.run.policy), accounting)
+    dropped_by = activations.drops(graph)
+    return [
+        (
+            kind,
+            entry.tensor.name,
+            ", ".join(entry.ops),
+            entry.tensor.shape,
+            _split(entry.tensor, config),
+            entry.tensor.bytes,
+            ", ".join(dropped_by(entry.tensor)),
+            entry.reason,
+            entry.source,
+        )
+        for entry in entries
+    ]
+
+
+def _size(kind: str, rows: list[tuple[Any, ...]], kinds_: int) -> str:
+    size = format_bytes(sum(row[5] for row in rows))
+    tensors = f"{len(rows)} tensor{'s' if len(rows) > 1 else ''}"
+    return f"{size} in {tensors}" + (f" ({kind})" if kinds_ > 1 else "")
 
 
 def _split(tensor: Tensor, config: Config) -> str:

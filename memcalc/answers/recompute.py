@@ -6,9 +6,10 @@ from memcalc import symbols
 from memcalc.analysis import activations
 from memcalc.analysis import flops as count
 from memcalc.answers.notes import flash_note, notes, setting
-from memcalc.blocks.layer import KIND, layer_graph
+from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
-from memcalc.config.recompute import POLICIES, REGIONS, Policy
+from memcalc.config.recompute import MEGATRON_MODULES, POLICIES, REGIONS, Policy
+from memcalc.graph.graph import Graph
 from memcalc.report import Column, Report
 
 
@@ -32,22 +33,7 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
     >>> report.records()[1]["extra_flops"] == 4 * b * s**2 * h
     True
     """
-    graph = layer_graph(config)
-    single = {name: Policy(frozenset({name})) for name in REGIONS}
-    policies = POLICIES | {n: one for n, one in single.items() if one not in POLICIES.values()}
-    own = config.run.policy
-    if own not in policies.values():
-        policies[",".join(config.run.recompute)] = own
-    whole = activations.total(activations.counted(activations.kept(graph), accounting))
-    rows, early = [], []
-    for policy, recomputed in policies.items():
-        entries = activations.counted(activations.kept(graph, recomputed), accounting)
-        size = activations.total(entries)
-        extra = count.recomputed(graph, recomputed)
-        rows.append(_row(policy, size, whole - size, extra))
-        stopped = count.recomputed(graph, recomputed, early_stop=True)
-        if stopped != extra and policy in POLICIES:
-            early.append(_row(f"{policy}, early stop", size, whole - size, stopped))
+    rows = [row for kind in kinds(config.model) for row in _rows(config, kind, accounting)]
     return Report(
         "recompute",
         f"Recomputation in one layer of {setting(config)}",
@@ -59,7 +45,7 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
             Column("extra_flops", "flops"),
             Column("saved_bytes_per_extra_flop", "ratio"),
         ),
-        (*rows, *early),
+        tuple(rows),
         symbols.values(config),
         (
             *notes(config, accounting),
@@ -70,5 +56,37 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
     )
 
 
-def _row(policy: str, size: int, saved: int, extra: int) -> tuple[Any, ...]:
-    return KIND, policy, size, saved, extra, saved / extra if extra else None
+def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
+    """The rows of one kind of layer; those of early stop come last."""
+    graph = layer_graph(config, kind=kind)
+    whole = activations.total(activations.counted(activations.kept(graph), accounting))
+    rows, early = [], []
+    for policy, recomputed in _policies(config, graph).items():
+        entries = activations.counted(activations.kept(graph, recomputed), accounting)
+        size = activations.total(entries)
+        extra = count.recomputed(graph, recomputed)
+        rows.append(_row(kind, policy, size, whole - size, extra))
+        stopped = count.recomputed(graph, recomputed, early_stop=True)
+        if stopped != extra and policy in POLICIES:
+            early.append(_row(kind, f"{policy}, early stop", size, whole - size, stopped))
+    return rows + early
+
+
+def _policies(config: Config, graph: Graph) -> dict[str, Policy]:
+    """Policies with names, single regions that the layer has, and the run's own."""
+    there = {region.name for op in graph.ops for region in op.regions}
+    policies = dict(POLICIES)
+    for name in REGIONS:
+        one = Policy(frozenset({name}))
+        if name in there and one not in policies.values():
+            policies[name] = one
+    for name, policy in MEGATRON_MODULES.items():
+        if policy.dropped & there:
+            policies[name] = policy
+    if config.run.policy not in policies.values():
+        policies[",".join(config.run.recompute)] = config.run.policy
+    return policies
+
+
+def _row(kind: str, policy: str, size: int, saved: int, extra: int) -> tuple[Any, ...]:
+    return kind, policy, size, saved, extra, saved / extra if extra else None

@@ -17,10 +17,27 @@ def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
     Korthikanti et al. 2022, section 4.3.
     """
     with g.region("head"):
-        x = norm(g, "final_norm", x, m)
+        if m.model.final_norm:
+            with g.region("norm"):
+                x = norm(g, "final_norm", x, m)
+        if m.model.head_transform:
+            (x,) = ops.linear(
+                g, "transform", x, {"transform_output": (m.h,)}, ops.REPLICATED, bias=True
+            )
+            x = norm(g, "transform_norm", ops.gelu(g, "transform_gelu", x), m)
         x = ops.enter_tensor_parallel(g, "head_enter", x, m.kernels.keeps_gathered)
         outputs = {"logits": (m.vocabulary(),)}
-        (logits,) = ops.linear(g, "output", x, outputs, ops.COLUMN, shared=m.model.tied_embeddings)
+        (logits,) = ops.linear(
+            g,
+            "output",
+            x,
+            outputs,
+            ops.COLUMN,
+            bias=m.model.head_bias,
+            shared=m.model.tied_embeddings,
+        )
+        if m.model.final_softcap is not None:
+            logits = ops.tanh(g, "logit_cap", logits)
         return ops.cross_entropy(g, "loss", logits)
 
 
@@ -30,7 +47,7 @@ def head_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph
     The arguments, and what is raised, are those of ``memcalc.blocks.layer.layer_graph``.
     """
     sizes = symbols.values(config) if sizes is None else sizes
-    g = graph(config, sizes["t"])
+    g = graph(config, sizes)
     m = Spec.of(config, sizes)
     head(g, m.hidden_state(g, "head_input"), m)
     return g

@@ -1,45 +1,126 @@
 """The transformer layer: (s, b, h) -> (s, b, h)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from memcalc import symbols
 from memcalc.blocks.attention import attention
 from memcalc.blocks.mlp import mlp
+from memcalc.blocks.moe import moe
 from memcalc.blocks.norm import norm
 from memcalc.blocks.spec import Spec, graph
-from memcalc.config import Config
+from memcalc.config import Config, Model
+from memcalc.errors import ConfigError
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Size
 
-KIND = "dense"  # the one kind of layer so far
+DENSE, MOE = "dense", "moe"
+SECOND = {DENSE: mlp, MOE: moe}  # the second sublayer of each kind of layer; the first is attention
+
+Sublayer = Callable[[Graph, Tensor, Spec], Tensor]
 
 
-def layer(g: Graph, x: Tensor, m: Spec) -> Tensor:
-    """x (s, b, h) -> (s, b, h): attention, then the MLP, each behind a norm, with residuals.
+def pre_norm(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
+    """A norm before each sublayer: Korthikanti et al. 2022, figure 2."""
+    y = attention(g, layer_norm(g, "input_norm", x, m), m)
+    x = ops.add(g, "attention_residual", x, y)
+    y = second(g, layer_norm(g, "mlp_norm", x, m), m)
+    return ops.add(g, "mlp_residual", x, y)
 
-    Korthikanti et al. 2022, figure 2 (pre-LN).
-    """
+
+def post_norm(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
+    """A norm after each residual sum: Vaswani et al. 2017, section 3.1."""
+    x = ops.add(g, "attention_residual", x, attention(g, x, m))
+    x = layer_norm(g, "attention_norm", x, m)
+    x = ops.add(g, "mlp_residual", x, second(g, x, m))
+    return layer_norm(g, "mlp_norm", x, m)
+
+
+def sandwich(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
+    """A norm before and after each sublayer: Gemma-2 (arXiv 2408.00118), section 2."""
+    y = attention(g, layer_norm(g, "input_norm", x, m), m)
+    x = ops.add(g, "attention_residual", x, layer_norm(g, "attention_post_norm", y, m))
+    y = second(g, layer_norm(g, "mlp_norm", x, m), m)
+    return ops.add(g, "mlp_residual", x, layer_norm(g, "mlp_post_norm", y, m))
+
+
+def parallel(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
+    """Both sublayers on one norm's output: GPT-J's form, as Command-R and Falcon-7B have it."""
+    normed = layer_norm(g, "input_norm", x, m)
+    y = ops.add(g, "sublayers_sum", attention(g, normed, m), second(g, normed, m))
+    return ops.add(g, "residual", x, y)
+
+
+def parallel_two_norms(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
+    """Both sublayers side by side, each behind its own norm: GPT-NeoX (arXiv 2204.06745)."""
+    y = attention(g, layer_norm(g, "input_norm", x, m), m)
+    z = second(g, layer_norm(g, "mlp_norm", x, m), m)
+    return ops.add(g, "residual", x, ops.add(g, "sublayers_sum", y, z))
+
+
+# How sublayers stand to norms and residuals, by the model's word for it.
+BLOCKS = {
+    "pre_norm": pre_norm,
+    "post_norm": post_norm,
+    "sandwich": sandwich,
+    "parallel": parallel,
+    "parallel_two_norms": parallel_two_norms,
+}
+
+
+def layer(g: Graph, x: Tensor, m: Spec, kind: str) -> Tensor:
+    """x (s, b, h) -> (s, b, h): attention and an MLP, or attention and experts."""
     with g.region("layer"):
-        y = attention(g, norm(g, "input_norm", x, m), m)
-        x = ops.add(g, "attention_residual", x, y)
-        y = mlp(g, norm(g, "mlp_norm", x, m), m)
-        return ops.add(g, "mlp_residual", x, y)
+        return BLOCKS[m.model.block](g, x, m, SECOND[kind])
 
 
-def layer_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph:
+def layer_norm(g: Graph, name: str, x: Tensor, m: Spec) -> Tensor:
+    """x (s, b, h) -> (s, b, h): a norm between sublayers."""
+    with g.region("norm"):
+        return norm(g, name, x, m)
+
+
+def kinds(model: Model) -> dict[str, int]:
+    """The kinds of a model's layers, in the order of their first, with how many there are of each.
+
+    >>> from memcalc.config import load
+    >>> kinds(load("22b").model)
+    {'dense': 48}
+    """
+    names = [kind_of(model, number) for number in range(model.layers)]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+def kind_of(model: Model, number: int) -> str:
+    """The kind of a layer, counted from 0."""
+    if model.experts is None:
+        return DENSE
+    return MOE if model.moe_layers is None or model.moe_layers[number] else DENSE
+
+
+def layer_graph(
+    config: Config, sizes: Mapping[str, Size] | None = None, kind: str | None = None
+) -> Graph:
     """The graph of one layer of a config: one rank's forward pass of one micro-batch.
 
     Args:
         config: Model, parallelism and run.
         sizes: Sizes by letter, instead of the config's own: ints, Fractions or symbols.
+        kind: The kind of layer; by default the kind that there is most of.
+
+    Raises:
+        ConfigError: The model has no layer of that kind.
 
     >>> from memcalc.config import load
     >>> len(layer_graph(load("22b")).ops)
     21
     """
+    there = kinds(config.model) if kind or config.model.experts else {DENSE: 1}
+    kind = kind or max(there, key=lambda name: there[name])
+    if kind not in there:
+        raise ConfigError(f"{config.model.name} has no {kind} layer; it has {', '.join(there)}")
     sizes = symbols.values(config) if sizes is None else sizes
-    g = graph(config, sizes["t"])
+    g = graph(config, sizes)
     m = Spec.of(config, sizes)
-    layer(g, m.hidden_state(g, "layer_input"), m)
+    layer(g, m.hidden_state(g, "layer_input"), m, kind)
     return g

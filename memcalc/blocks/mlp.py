@@ -3,6 +3,7 @@
 from memcalc.blocks.spec import Spec
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
+from memcalc.graph.mesh import Axis
 
 
 def mlp(g: Graph, x: Tensor, m: Spec) -> Tensor:
@@ -11,35 +12,56 @@ def mlp(g: Graph, x: Tensor, m: Spec) -> Tensor:
     Korthikanti et al. 2022, section 4.1; with tensor parallelism, section 4.2.
     """
     with g.region("mlp"):
-        x = ops.enter_tensor_parallel(g, "mlp_enter", x, m.kernels.keeps_gathered)
-        y = gated(g, x, m) if m.model.gated else plain(g, x, m)
-        out = {"fc2_output": (m.h,)}
-        (y,) = ops.linear(g, "fc2", y, out, ops.ROW, bias=m.model.mlp_bias)
-        y = ops.leave_tensor_parallel(g, "mlp_leave", y)
+        y = through(g, "", x, m.f, m)
         return ops.dropout(g, "mlp_dropout", y, m.model.hidden_dropout)
 
 
-def plain(g: Graph, x: Tensor, m: Spec) -> Tensor:
-    """x (s, b, h) -> (s, b, f): an activation."""
-    (y,) = ops.linear(g, "fc1", x, {"fc1_output": (m.f,)}, ops.COLUMN, bias=m.model.mlp_bias)
-    if m.model.activation == "silu":
-        return ops.silu(g, "silu", y)
-    if m.model.activation == "gelu_new" and not m.kernels.fused_gelu:
-        return ops.gelu_chain(g, "gelu", y)
-    return ops.gelu(g, "gelu", y)
-
-
-def gated(g: Graph, x: Tensor, m: Spec) -> Tensor:
-    """x (s, b, h) -> (s, b, f): an activated gate times an up projection."""
+def through(g: Graph, prefix: str, x: Tensor, width: Axis, m: Spec) -> Tensor:
+    """x (s, b, h) -> (s, b, h): up to a width, activated, and down; names begin with a prefix."""
+    start = f"{prefix}_" if prefix else ""
     bias = m.model.mlp_bias
-    if m.kernels.fused_gate:
-        packed = {"gate_up": (m.f.times(2),)}
-        (gate_up,) = ops.linear(g, "fc1", x, packed, ops.COLUMN, bias=bias)
-        return ops.gated_activation(g, m.model.activation, gate_up, g.mesh.tensor(m.f))
-    halves = {"gate": (m.f,), "up": (m.f,)}
-    gate, up = ops.linear(g, "fc1", x, halves, ops.COLUMN, bias=bias)
-    if m.model.activation == "swiglu":
-        gate = ops.silu(g, "silu", gate)
+    x = ops.enter_tensor_parallel(g, f"{prefix or 'mlp'}_enter", x, m.kernels.keeps_gathered)
+    local = g.mesh.tensor(width)
+    if m.model.gated and m.kernels.fused_gate:
+        outputs = {f"{start}gate_up": (width.times(2),)}
+        (packed,) = ops.linear(g, f"{start}fc1", x, outputs, ops.COLUMN, bias=bias)
+        y = activated(g, prefix, packed, local, m)
+    elif m.model.gated:
+        halves = {f"{start}gate": (width,), f"{start}up": (width,)}
+        gate, up = ops.linear(g, f"{start}fc1", x, halves, ops.COLUMN, bias=bias)
+        y = gated(g, start, gate, up, m)
     else:
-        gate = ops.gelu(g, "gelu", gate)
-    return ops.multiply(g, m.model.activation, gate, up)
+        outputs = {f"{start}fc1_output": (width,)}
+        (y,) = ops.linear(g, f"{start}fc1", x, outputs, ops.COLUMN, bias=bias)
+        y = activated(g, prefix, y, local, m)
+    down = {f"{start}fc2_output": (m.h,)}
+    (y,) = ops.linear(g, f"{start}fc2", y, down, ops.ROW, bias=bias)
+    return ops.leave_tensor_parallel(g, f"{prefix or 'mlp'}_leave", y)
+
+
+def activated(g: Graph, prefix: str, y: Tensor, width: Axis, m: Spec) -> Tensor:
+    """y (..., f) -> (..., f), or of a gate and what it gates, packed (..., 2f) -> (..., f)."""
+    start = f"{prefix}_" if prefix else ""
+    kind = m.model.activation
+    if m.model.gated and m.kernels.fused_gate:
+        return ops.gated_activation(g, f"{start}{kind}", y, width)
+    if m.model.gated:
+        gate, up = ops.halves(g, f"{start}halves", y, width)
+        return gated(g, start, gate, up, m)
+    if kind == "silu":
+        return ops.silu(g, f"{start}silu", y)
+    if kind in ("relu", "squared_relu"):
+        y = ops.relu(g, f"{start}relu", y)
+        return ops.square(g, f"{start}square", y) if kind == "squared_relu" else y
+    if kind == "gelu_new" and not m.kernels.fused_gelu:
+        return ops.gelu_chain(g, f"{start}gelu", y)
+    return ops.gelu(g, f"{start}gelu", y)
+
+
+def gated(g: Graph, start: str, gate: Tensor, up: Tensor, m: Spec) -> Tensor:
+    """gate and up (..., f) -> (..., f): the activated gate times up, operation by operation."""
+    if m.model.activation == "swiglu":
+        gate = ops.silu(g, f"{start}silu", gate)
+    else:
+        gate = ops.gelu(g, f"{start}gelu", gate)
+    return ops.multiply(g, f"{start}{m.model.activation}", gate, up)

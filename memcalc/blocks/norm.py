@@ -1,4 +1,4 @@
-"""Norms: (s, b, h) -> (s, b, h)."""
+"""Norms: (..., h) -> (..., h), over the last axis."""
 
 from memcalc.blocks.spec import Spec
 from memcalc.graph import ops
@@ -6,10 +6,10 @@ from memcalc.graph.graph import Graph, Tensor
 
 
 def norm(g: Graph, name: str, x: Tensor, m: Spec) -> Tensor:
-    """x (s, b, h) -> (s, b, h): the model's norm, over h."""
-    with g.region("norm"):
-        if m.model.norm == "layernorm":
-            return ops.layer_norm(g, name, x, 4 if m.kernels.fp32_statistics else x.dtype_bytes)
-        if m.kernels.fused_rmsnorm:
-            return ops.rms_norm(g, name, x)
-        return ops.rms_norm_chain(g, name, x)
+    """x (..., h) -> (..., h): the model's norm."""
+    if m.model.norm == "layernorm":
+        statistic_bytes = 4 if m.kernels.fp32_statistics else x.dtype_bytes
+        return ops.layer_norm(g, name, x, statistic_bytes, m.model.norm_bias)
+    if m.kernels.fused_rmsnorm:
+        return ops.rms_norm(g, name, x)
+    return ops.rms_norm_chain(g, name, x)

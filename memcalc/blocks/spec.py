@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
-from memcalc.config import Config, Implementation, Model
+from memcalc.config import Config, Implementation, Model, Parallel
 from memcalc.errors import ConfigError
 from memcalc.graph.graph import Graph, Tensor
-from memcalc.graph.mesh import Axis, Mesh, Size
+from memcalc.graph.mesh import CONTEXT, SEQUENCE, Axis, Mesh, Size, Split, divide
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,8 @@ class Spec:
     Attributes:
         model: The kinds of its parts; a block takes sizes from the axes, never from here.
         kernels: The variants of operations to run.
-        s: The sequence.
+        parallel: The kinds of its parallelism; degrees are the mesh's.
+        s: The sequence, as a context-parallel rank has it.
         b: The micro-batch.
         h: The hidden size.
         a: The attention heads.
@@ -24,10 +27,13 @@ class Spec:
         d: The head size.
         f: The MLP's width.
         v: The vocabulary, or None where it is unknown.
+        others: The axes of latent attention and of experts, by letter, where the model has them.
+        routed: The copies of tokens that a rank's experts receive, where the model has experts.
     """
 
     model: Model
     kernels: Implementation
+    parallel: Parallel
     s: Axis
     b: Axis
     h: Axis
@@ -36,16 +42,38 @@ class Spec:
     d: Axis
     f: Axis
     v: Axis | None
+    others: Mapping[str, Axis]
+    routed: Axis | None
 
     @classmethod
     def of(cls, config: Config, sizes: Mapping[str, Size]) -> "Spec":
         """The spec of a config, over sizes given by letter: ints, Fractions or symbols."""
         model = config.model
+        mesh = Mesh.of(sizes, config.parallel.sp)
         s, b, h, a, d, f = (Axis.whole(letter, sizes[letter]) for letter in "sbhadf")
         grouped = model.kv_heads != model.heads
         k = Axis.heads("k", sizes["k"]) if grouped else a
         v = Axis.whole("v", sizes["v"]) if "v" in sizes else None
-        return cls(model, config.run.implementation, s, b, h, a, k, d, f, v)
+        others = {
+            letter: Axis.whole(letter, sizes[letter]) for letter in "qlounrgy" if letter in sizes
+        }
+        routed = _routed(config, mesh, sizes) if model.experts else None
+        run = config.run
+        return cls(
+            model,
+            run.implementation,
+            config.parallel,
+            mesh.context(s),
+            b,
+            h,
+            a,
+            k,
+            d,
+            f,
+            v,
+            others,
+            routed,
+        )
 
     @property
     def grouped(self) -> bool:
@@ -74,6 +102,31 @@ class Spec:
         return g.input(name, (g.mesh.sequence(self.s), self.b, self.h))
 
 
-def graph(config: Config, t: Size) -> Graph:
-    """An empty graph for a config, over ``t`` tensor-parallel ranks."""
-    return Graph(Mesh(t, config.parallel.sp), config.run.activation_bytes)
+def graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
+    """An empty graph for a config, over ranks whose numbers are given by letter."""
+    return Graph(Mesh.of(sizes, config.parallel.sp), config.run.activation_bytes)
+
+
+def _routed(config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> Axis:
+    """Copies of tokens: r of each, of which a rank's experts receive x in ct, were all alike.
+
+    Experts are spread over ranks, but so are the tokens that come to them: their number does not
+    depend on e. The busiest rank receives ``imbalance`` times as many, or what its experts take.
+    """
+    run, model = config.run, config.model
+    load = Fraction(str(run.imbalance))
+    if model.capacity_factor is not None:
+        load = min(load, Fraction(str(model.capacity_factor)))
+    size = sizes["r"] * sizes["s"] * sizes["b"]
+    over, times = (mesh.t, mesh.x) if mesh.sequence_parallel else (1, 1)
+    if type(size) is int and type(over) is int:
+        local = ceil(Fraction(size * times, over * mesh.c) * load)
+    else:
+        exact = load.numerator if load.denominator == 1 else load
+        local = divide(size * times * exact, over * mesh.c, "routed tokens")
+    splits = []
+    if mesh.c != 1:
+        splits.append(Split(CONTEXT, "c", mesh.c))
+    if over != times:
+        splits.append(Split(SEQUENCE, "t", over))
+    return Axis("rsb" if times in (1, over) else "rsbx", size, local, tuple(splits))

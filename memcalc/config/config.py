@@ -52,6 +52,7 @@ class Config:
                 ("the query, key and value width", _qkv_width(model)),
             )
         fields.divides(tensor, ("ffn_size", model.ffn_size))
+        self._experts_divide()
         chunks = self.parallel.pp * self.parallel.vpp
         if chunks > model.layers:
             raise ConfigError(f"{chunks} pipeline chunks are more than layers {model.layers}")
@@ -61,8 +62,28 @@ class Config:
                 ("micro-batch size x data parallel", at_once),
                 ("global batch size", self.run.global_batch_size),
             )
-        if self.parallel.sp:
-            fields.divides(("sequence parallel", tp), ("sequence length", self.run.seq_length))
+        ranks = self.parallel.cp * (tp if self.parallel.sp else 1)
+        name = "sequence parallel" if self.parallel.cp == 1 else "context x sequence parallel"
+        fields.divides((name, ranks), ("sequence length", self.run.seq_length))
+        if self.parallel.cp > 1 and self.parallel.cp_kind == "all_to_all":
+            heads = model.kv_heads if model.kv_heads < model.heads else model.heads
+            fields.divides(("context x tensor parallel", self.parallel.cp * tp), ("heads", heads))
+
+    def _experts_divide(self) -> None:
+        """Refuse degrees that do not divide the experts, or that have none to divide."""
+        model, parallel = self.model, self.parallel
+        if model.experts is None:
+            if parallel.ep > 1 or parallel.etp is not None:
+                raise ConfigError(f"expert parallelism needs experts; {model.name} has none")
+            return
+        assert model.expert_ffn_size is not None
+        fields.divides(("expert parallel", parallel.ep), ("experts", model.experts))
+        of_experts = ("expert tensor parallel", parallel.expert_tp)
+        fields.divides(of_experts, ("expert_ffn_size", model.expert_ffn_size))
+        if model.shared_ffn_size is not None:
+            fields.divides(
+                ("tensor parallel", parallel.tp), ("shared_ffn_size", model.shared_ffn_size)
+            )
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -71,6 +92,11 @@ class Config:
         kernels = self.run.implementation
         if self.parallel.sp and self.parallel.tp == 1:
             lines.append("sequence parallelism has no effect with tensor parallel 1")
+        if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
+            lines.append(
+                "experts under tensor parallelism without sequence parallelism: Megatron-core "
+                "refuses that; counted as if every rank dispatched all tokens"
+            )
         if kernels.attention == "flash" and self.run.precision == "fp32":
             lines.append("flash kernels take bf16 and fp16 only; counted as if one took fp32")
         most = self.model.max_seq_length
@@ -133,7 +159,14 @@ class Source:
 
 
 PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp")
-RUN_SETTINGS = ("seq_length", "micro_batch_size", "global_batch_size", "precision", "gpu")
+RUN_SETTINGS = (
+    "seq_length",
+    "micro_batch_size",
+    "global_batch_size",
+    "precision",
+    "gpu",
+    "imbalance",
+)
 OTHER_SETTINGS = ("recompute", "implementation", "attention", "dropout")
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 

@@ -26,6 +26,8 @@ class Implementation:
         repeats_kv: Whether unfused attention repeats K and V to all heads before its products.
         keeps_gathered: Whether sequence parallelism keeps the gathered inputs of the linears,
             rather than gathering them again in backward.
+        weighs_outputs: Whether experts' outputs are weighed after their second product, which keeps
+            them, rather than before it.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -46,6 +48,7 @@ class Implementation:
     softmax_fp32: bool = False
     repeats_kv: bool = False
     keeps_gathered: bool = False
+    weighs_outputs: bool = False
     fp32_statistics: bool = True
     rng_bytes: int = 0
 
@@ -92,6 +95,7 @@ IMPLEMENTATIONS = {
             softmax_fp32=True,
             repeats_kv=True,
             keeps_gathered=True,
+            weighs_outputs=True,
         ),
         Implementation(
             name="transformers-sdpa",
@@ -102,6 +106,7 @@ IMPLEMENTATIONS = {
             softmax_fp32=True,
             repeats_kv=True,
             keeps_gathered=True,
+            weighs_outputs=True,
             rng_bytes=24,
         ),
     )

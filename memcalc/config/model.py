@@ -66,9 +66,16 @@ class Model:
             ``ffn_size``; None: all, or without ``experts`` none.
         router: MoE: ``softmax`` or ``sigmoid``, which scores the experts.
         router_bias: MoE: whether the router's projection has a bias.
+        router_norm: MoE: whether the scores of a token's experts are divided by their sum.
         capacity_factor: MoE: each expert takes so many times its even share of tokens and drops the
             rest; None is dropless.
         mtp_layers: Layers that predict further tokens (multi-token prediction), beside ``layers``.
+        norm_bias: Whether LayerNorms have a bias.
+        embedding_norm: Whether a norm follows the embedding (BLOOM, BERT).
+        final_norm: Whether a norm precedes the head.
+        token_types: Rows of a table of token types that the embedding adds (BERT), or None.
+        head_transform: Whether a linear, an activation and a norm precede the logits (BERT).
+        head_bias: Whether the logits have a bias.
         qkv_bias: Whether the query, key and value projections have a bias.
         proj_bias: Whether the attention's output projection has a bias.
         mlp_bias: Whether the linears of the MLP have a bias.
@@ -120,8 +127,15 @@ class Model:
     moe_layers: tuple[int, ...] | None = None
     router: str = "softmax"
     router_bias: bool = False
+    router_norm: bool = False
     capacity_factor: float | None = None
     mtp_layers: int = 0
+    norm_bias: bool = True
+    embedding_norm: bool = False
+    final_norm: bool = True
+    token_types: int | None = None
+    head_transform: bool = False
+    head_bias: bool = False
     qkv_bias: bool = True
     proj_bias: bool = True
     mlp_bias: bool = True
@@ -237,11 +251,12 @@ _WORDS = {
 }
 _FLAGS = (
     *("qkv_bias", "proj_bias", "mlp_bias", "router_bias", "causal", "softmax_fp32"),
-    *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate"),
+    *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate", "router_norm", "norm_bias"),
+    *("embedding_norm", "final_norm", "head_transform", "head_bias"),
 )
 _SIZES = (
     *("vocab_size", "max_seq_length", "sliding_window", "q_lora_rank", "kv_lora_rank"),
     *("rope_head_size", "v_head_size", "experts", "experts_per_token", "expert_ffn_size"),
-    "shared_ffn_size",
+    *("shared_ffn_size", "token_types"),
 )
 _POSITIVE = ("attention_softcap", "final_softcap", "capacity_factor")

@@ -6,7 +6,10 @@ from typing import NamedTuple
 from memcalc.errors import ConfigError, nearest
 
 # The regions that the blocks name, outermost first.
-REGIONS = ("layer", "attention", "core_attention", "mlp", "norm")
+REGIONS = (
+    *("layer", "norm", "attention", "mla_up", "core_attention"),
+    *("mlp", "moe", "expert_act", "shared_experts"),
+)
 
 
 class Policy(NamedTuple):
@@ -16,13 +19,16 @@ class Policy(NamedTuple):
         regions: Checkpointed regions: what enters one is kept, all else in it is made again.
         cached: Kinds of operations in them whose outputs are kept and not made again (torch's
             selective checkpointing, ``create_selective_checkpoint_contexts``).
+        dropped: Of the regions, those whose outputs too are let go and made again (Megatron-core's
+            ``CheckpointWithoutOutput``).
     """
 
     regions: frozenset[str] = frozenset()
     cached: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
 
     def __or__(self, other: "Policy") -> "Policy":
-        return Policy(self.regions | other.regions, self.cached | other.cached)
+        return Policy(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 # The policies with names of their own.
@@ -31,6 +37,14 @@ POLICIES = {
     "selective": Policy(frozenset({"core_attention"})),
     "full": Policy(frozenset({"layer"})),
     "save_linear": Policy(frozenset({"layer"}), frozenset({"linear"})),
+}
+
+# The words of Megatron-core's --recompute-modules that are not names of regions, or mean more.
+MEGATRON_MODULES = {
+    "core_attn": Policy(frozenset({"core_attention"})),
+    "layernorm": Policy(frozenset({"norm"}), dropped=frozenset({"norm"})),
+    "mla_up_proj": Policy(frozenset({"mla_up"}), dropped=frozenset({"mla_up"})),
+    "moe_act": Policy(frozenset({"expert_act"}), dropped=frozenset({"expert_act"})),
 }
 
 
@@ -52,9 +66,11 @@ def policy(words: Iterable[str]) -> Policy:
     for word in words:
         if word in POLICIES:
             found |= POLICIES[word]
+        elif word in MEGATRON_MODULES:
+            found |= MEGATRON_MODULES[word]
         elif word in REGIONS:
             found |= Policy(frozenset({word}))
         else:
-            hint = nearest(word[:40], [*POLICIES, *REGIONS])
+            hint = nearest(word[:40], [*POLICIES, *MEGATRON_MODULES, *REGIONS])
             raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
     return found

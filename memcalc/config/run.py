@@ -6,6 +6,7 @@ from memcalc.config import fields
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.recompute import Policy, policy
+from memcalc.errors import ConfigError
 
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -22,6 +23,8 @@ class Run:
         recompute: Words that say what backward recomputes: a policy (``none``, ``selective``,
             ``full``, ``save_linear``) or names of regions (``attention``, ``mlp``, ...).
         implementation: The kernels.
+        imbalance: How many times its even share of routed tokens the busiest rank of experts
+            receives: 1 under a balanced router.
         gpu: The name of the GPU, or None if unknown.
 
     Raises:
@@ -37,6 +40,7 @@ class Run:
     precision: str = "bf16"
     recompute: tuple[str, ...] = ("none",)
     implementation: Implementation = IMPLEMENTATIONS["megatron"]
+    imbalance: float = 1
     gpu: str | None = None
 
     def __post_init__(self) -> None:
@@ -51,6 +55,9 @@ class Run:
             fields.word("implementation", self.implementation, IMPLEMENTATIONS)
             object.__setattr__(self, "implementation", IMPLEMENTATIONS[self.implementation])
         policy(self.recompute)
+        fields.positive("imbalance", self.imbalance)
+        if self.imbalance < 1:
+            raise ConfigError(f"imbalance {self.imbalance} is less than an even share, 1")
         if self.gpu is not None:
             fields.text("gpu", self.gpu)
             gpu(self.gpu)

@@ -19,6 +19,7 @@ PARTS = {
     "attention": ("attention", style.BLUE, "///"),
     CORE: ("attention core (s x s)", style.VERMILION, "xxx"),
     "mlp": ("MLP", style.GREEN, "..."),
+    "moe": ("experts", style.GREEN, "..."),
 }
 _TICKS = {"none": "no\nparallelism", "full": "full\nrecompute"}
 

@@ -70,9 +70,11 @@ class Move(NamedTuple):
     """A collective that an operation runs.
 
     Attributes:
-        collective: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
+        collective: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` or
+            ``send_receive`` (parts that go round from rank to rank).
         phase: ``forward`` or ``backward``.
-        bytes: Bytes of the whole tensor, that each rank holds before or after.
+        bytes: Bytes of the whole tensor, that each rank holds before or after; of an all-to-all,
+            what a rank holds.
         degree: How many ranks take part.
         overlapped_with: The computation that hides it, or nothing.
     """

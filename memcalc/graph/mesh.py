@@ -4,6 +4,7 @@ A size may be an int, a Fraction or a sympy expression; nothing here asks which,
 int must divide. An axis is written with its degrees always, and a degree of 1 makes them vanish.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -16,10 +17,12 @@ Size: TypeAlias = Any  # int, Fraction or sympy expression
 
 TENSOR = "tensor"
 SEQUENCE = "sequence"
+CONTEXT = "context"
+EXPERT = "expert"
 
 
 class Split(NamedTuple):
-    """What splits an axis: tensor or sequence parallelism, its letter, and over how many ranks."""
+    """What splits an axis: a kind of parallelism, its letter, and over how many ranks."""
 
     kind: str
     letter: str
@@ -84,10 +87,22 @@ class Mesh:
         t: The tensor-parallel size.
         sequence_parallel: Whether the tensor-parallel ranks split the sequence between the
             tensor-parallel regions.
+        c: The context-parallel size: ranks that split the sequence everywhere.
+        e: The expert-parallel size.
+        x: The tensor-parallel size of the experts.
     """
 
     t: Size = 1
     sequence_parallel: bool = False
+    c: Size = 1
+    e: Size = 1
+    x: Size = 1
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, Size], sequence_parallel: bool) -> "Mesh":
+        """The mesh of sizes by letter; a letter that is not there is 1."""
+        degrees = {letter: sizes.get(letter, 1) for letter in "tcex"}
+        return cls(sequence_parallel=sequence_parallel, **degrees)
 
     def tensor(self, axis: Axis) -> Axis:
         """The axis split over the tensor-parallel ranks.
@@ -101,6 +116,18 @@ class Mesh:
         (1, 'Max(1, k/t)')
         """
         return _split(axis, Split(TENSOR, "t", self.t))
+
+    def context(self, axis: Axis) -> Axis:
+        """The sequence as a context-parallel rank has it."""
+        return _split(axis, Split(CONTEXT, "c", self.c))
+
+    def experts(self, axis: Axis) -> Axis:
+        """The experts that a rank has."""
+        return _split(axis, Split(EXPERT, "e", self.e))
+
+    def expert_tensor(self, axis: Axis) -> Axis:
+        """An axis of an expert, split over the experts' own tensor-parallel ranks."""
+        return _split(axis, Split(TENSOR, "x", self.x))
 
     def sequence(self, axis: Axis) -> Axis:
         """The axis as it is outside the tensor-parallel regions."""

@@ -6,10 +6,10 @@ Convention: FLOPs are those of matrix products only, a multiply-add is two, and 
 none of them. Activations are laid out tokens first: ``(s, b, features...)``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from memcalc.graph.graph import Graph, Move, Save, Tensor, Weight
-from memcalc.graph.mesh import Axis, Size, elements
+from memcalc.graph.mesh import CONTEXT, Axis, Size, divide, elements
 
 KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
 KORTHIKANTI_ENDS = "Korthikanti et al. 2022, section 4.3"
@@ -19,6 +19,9 @@ TORCH_RMS_NORM = "PyTorch derivatives.yaml, _fused_rms_norm: input and result1 (
 TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
 MEGATRON_CE = "Megatron-core tensor_parallel/cross_entropy.py: save_for_backward"
 MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
+MEGATRON_ROUTER = (
+    "Megatron-core transformer/moe/router.py, moe_utils.py: topk_routing_with_score_function"
+)
 MEGATRON_GATE = "Megatron-core fusions/fused_bias_swiglu.py, fused_bias_geglu.py: input"
 FLASH = "FlashAttention: save_for_backward(q, k, v, out_padded, softmax_lse, rng_state)"
 
@@ -112,14 +115,15 @@ def matmul(
 def flash_attention(
     g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int, causal: bool
 ) -> Tensor:
-    """q (s, b, a, d), k and v (s, b, k, d) -> (s, b, a, d), with nothing of s x s kept.
+    """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), nothing of s x s kept.
 
     Saves q, k, v, the output and the fp32 log-sum-exp of each row, from which backward makes the
     probabilities again; the state of the random numbers stands in for a dropout mask. FLOPs are
     those of the two products; causal or not, all s x s of them count.
     """
     s, b, heads, d = q.axes
-    out = Tensor("context", q.axes, g.dtype_bytes)
+    u = v.axes[-1]
+    out = Tensor("context", (s, b, heads, u), g.dtype_bytes)
     lse = Tensor("log_sum_exp", (b, heads, s), 4)
     saves = [
         Save(q, "backward makes the scores again from it", FLASH),
@@ -131,7 +135,7 @@ def flash_attention(
     if rng_bytes:
         rng = Tensor("rng_state", (Axis.whole(str(rng_bytes), rng_bytes),), 1)
         saves.append(Save(rng, "seed and offset of the kernel's random numbers", FLASH, small=True))
-    flops = 2 * (2 * elements((s, b, heads, d)) * s.size)
+    flops = 2 * (elements((s, b, heads, d)) + elements((s, b, heads, u))) * s.size
     g.record(name, "flash_attention", (q, k, v), (out,), saves=saves, flops=flops, causal=causal)
     return out
 
@@ -145,6 +149,15 @@ def rotary(g: Graph, name: str, x: Tensor) -> Tensor:
     Saves only the tables of sines and cosines, which the whole model shares.
     """
     return _elementwise(g, name, "rotary", x)
+
+
+def concatenate(
+    g: Graph, name: str, output: str, parts: Sequence[Tensor], axes: tuple[Axis, ...]
+) -> Tensor:
+    """Parts beside one another along their last axis, copied. Saves nothing."""
+    out = Tensor(output, axes, parts[0].dtype_bytes)
+    g.record(name, "concatenate", tuple(parts), (out,))
+    return out
 
 
 def repeat_heads(g: Graph, name: str, x: Tensor, heads: Axis) -> Tensor:
@@ -166,6 +179,16 @@ def mask(g: Graph, name: str, x: Tensor) -> Tensor:
     Saves nothing of its own: a mask that is materialised is one for the whole model.
     """
     return _elementwise(g, name, "mask", x)
+
+
+def sink(g: Graph, name: str, x: Tensor) -> Tensor:
+    """Scores (b, a, s, s) -> (b, a, s, s+1): each head's own logit beside them. Saves nothing."""
+    *rows, keys = x.axes
+    one_more = keys._replace(letter=f"({keys.letter}+1)", size=keys.size + 1, local=keys.local + 1)
+    out = Tensor(f"{name}_output", (*rows, one_more), x.dtype_bytes)
+    weights = (Weight(f"{name}.weight", (x.axes[1],)),)
+    g.record(name, "sink", (x,), (out,), weights=weights)
+    return out
 
 
 def softmax(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
@@ -199,6 +222,14 @@ def dropout(g: Graph, name: str, x: Tensor, probability: float) -> Tensor:
     return out
 
 
+def tanh(g: Graph, name: str, x: Tensor) -> Tensor:
+    """A soft cap, by a tanh of the scaled input. Saves the tanh, which its gradient is made of."""
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    save = Save(out, "output of tanh: its gradient is a function of it", TORCH_CHAIN)
+    g.record(name, "tanh", (x,), (out,), saves=(save,))
+    return scale(g, f"{name}_scale", out)
+
+
 def add(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
     """A sum, as of a residual connection. Saves nothing."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
@@ -225,6 +256,19 @@ def silu(g: Graph, name: str, x: Tensor) -> Tensor:
     return _activation(g, name, "silu", x, TORCH_CHAIN)
 
 
+def relu(g: Graph, name: str, x: Tensor) -> Tensor:
+    """ReLU. Saves its output, whose sign is all that its gradient needs."""
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    save = Save(out, "output: its sign is what the gradient needs", TORCH_CHAIN)
+    g.record(name, "relu", (x,), (out,), saves=(save,))
+    return out
+
+
+def square(g: Graph, name: str, x: Tensor) -> Tensor:
+    """The square of each element. Saves its input."""
+    return _activation(g, name, "square", x, TORCH_CHAIN)
+
+
 def gelu_chain(g: Graph, name: str, x: Tensor) -> Tensor:
     """GeLU's tanh form, 0.5x * (1 + tanh(c(x + c'x^3))), operation by operation.
 
@@ -244,12 +288,20 @@ def gelu_chain(g: Graph, name: str, x: Tensor) -> Tensor:
     return out
 
 
+def halves(g: Graph, name: str, packed: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
+    """(..., 2f) -> gate and up (..., f), which are views of it. Saves nothing."""
+    axes = (*packed.axes[:-1], axis)
+    gate, up = (Tensor(f"{name}_{part}", axes, packed.dtype_bytes) for part in ("gate", "up"))
+    g.record(name, "halves", (packed,), (gate, up))
+    return gate, up
+
+
 def gated_activation(g: Graph, name: str, packed: Tensor, axis: Axis) -> Tensor:
-    """(s, b, 2f) -> (s, b, f): act(gate) * up in one kernel. Saves its packed input.
+    """(..., 2f) -> (..., f): act(gate) * up in one kernel. Saves its packed input.
 
     ``axis`` is the output's features, f, as one rank holds them.
     """
-    out = Tensor(f"{name}_output", (*packed.axes[:2], axis), packed.dtype_bytes)
+    out = Tensor(f"{name}_output", (*packed.axes[:-1], axis), packed.dtype_bytes)
     save = Save(packed, "packed gate and up: both gradients come from them", MEGATRON_GATE)
     g.record(name, "gated_activation", (packed,), (out,), saves=(save,))
     return out
@@ -258,12 +310,16 @@ def gated_activation(g: Graph, name: str, packed: Tensor, axis: Axis) -> Tensor:
 # --- norms -------------------------------------------------------------------------------------
 
 
-def layer_norm(g: Graph, name: str, x: Tensor, statistic_bytes: int = 4) -> Tensor:
-    """LayerNorm. Saves its input, and the mean and reciprocal deviation of each token, in fp32."""
-    mean = Tensor(f"{name}_mean", x.axes[:2], statistic_bytes)
-    rstd = Tensor(f"{name}_rstd", x.axes[:2], statistic_bytes)
+def layer_norm(
+    g: Graph, name: str, x: Tensor, statistic_bytes: int = 4, bias: bool = True
+) -> Tensor:
+    """LayerNorm. Saves its input, and the mean and reciprocal deviation of each row, in fp32."""
+    mean = Tensor(f"{name}_mean", x.axes[:-1], statistic_bytes)
+    rstd = Tensor(f"{name}_rstd", x.axes[:-1], statistic_bytes)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    hidden = x.axes[2:]
+    weights = [Weight(f"{name}.weight", x.axes[-1:])]
+    if bias:
+        weights.append(Weight(f"{name}.bias", x.axes[-1:]))
     g.record(
         name,
         "layer_norm",
@@ -271,17 +327,17 @@ def layer_norm(g: Graph, name: str, x: Tensor, statistic_bytes: int = 4) -> Tens
         (out,),
         saves=(
             Save(x, "input: it is normalised again in backward", KORTHIKANTI),
-            Save(mean, "mean of each token, fp32", TORCH_NORM, small=True),
-            Save(rstd, "reciprocal deviation of each token, fp32", TORCH_NORM, small=True),
+            Save(mean, "mean of each row, fp32", TORCH_NORM, small=True),
+            Save(rstd, "reciprocal deviation of each row, fp32", TORCH_NORM, small=True),
         ),
-        weights=(Weight(f"{name}.weight", hidden), Weight(f"{name}.bias", hidden)),
+        weights=weights,
     )
     return out
 
 
 def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
-    """RMSNorm in one kernel. Saves its input, and the fp32 reciprocal norm of each token."""
-    rstd = Tensor(f"{name}_rstd", x.axes[:2], 4)
+    """RMSNorm in one kernel. Saves its input, and the fp32 reciprocal norm of each row."""
+    rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     g.record(
         name,
@@ -290,9 +346,9 @@ def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
         (out,),
         saves=(
             Save(x, "input: it is normalised again in backward", TORCH_RMS_NORM),
-            Save(rstd, "reciprocal norm of each token, fp32", TORCH_RMS_NORM, small=True),
+            Save(rstd, "reciprocal norm of each row, fp32", TORCH_RMS_NORM, small=True),
         ),
-        weights=(Weight(f"{name}.weight", x.axes[2:]),),
+        weights=(Weight(f"{name}.weight", x.axes[-1:]),),
     )
     return out
 
@@ -303,7 +359,7 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor) -> Tensor:
     Saves the input in fp32, the reciprocal norm, and the normalised input that the weight scales.
     """
     wide = cast(g, f"{name}_fp32", x, 4)
-    rstd = Tensor(f"{name}_rstd", x.axes[:2], 4)
+    rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
     normal = Tensor(f"{name}_normalised_fp32", x.axes, 4)
     g.record(
         f"{name}_normalise",
@@ -312,7 +368,7 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor) -> Tensor:
         (normal,),
         saves=(
             Save(wide, "input in fp32: square and product need it", TORCH_CHAIN),
-            Save(rstd, "reciprocal norm of each token, fp32", TORCH_CHAIN, small=True),
+            Save(rstd, "reciprocal norm of each row, fp32", TORCH_CHAIN, small=True),
         ),
     )
     narrow = cast(g, f"{name}_normalised", normal, x.dtype_bytes)
@@ -323,7 +379,7 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor) -> Tensor:
         (narrow,),
         (out,),
         saves=(Save(narrow, "normalised input: the weight's gradient needs it", TORCH_CHAIN),),
-        weights=(Weight(f"{name}.weight", x.axes[2:]),),
+        weights=(Weight(f"{name}.weight", x.axes[-1:]),),
     )
     return out
 
@@ -459,6 +515,155 @@ def reduce_scatter(g: Graph, name: str, x: Tensor) -> Tensor:
     )
     g.record(name, "reduce_scatter", (x,), (out,), moves=moves)
     return out
+
+
+# --- context parallelism -----------------------------------------------------------------------
+
+
+def share_context(g: Graph, name: str, k: Tensor, v: Tensor, kind: str) -> None:
+    """What each rank's keys and values (s/c, b, k, d) cost to be seen by all. Saves nothing.
+
+    ``ring``: they go round, and so do their gradients; ``all_gather``: they are gathered, and their
+    gradients reduce-scattered. Megatron-core keeps the rank's own part alone either way.
+    """
+    if g.mesh.c == 1:
+        return
+    size = (k.bytes + v.bytes) * g.mesh.c
+    forward, backward = {
+        "ring": ("send_receive", ("send_receive", "send_receive")),
+        "all_gather": ("all_gather", ("all_gather", "reduce_scatter")),
+    }[kind]
+    moves = (
+        Move(forward, "forward", size, g.mesh.c, "attention"),
+        *(Move(way, "backward", size, g.mesh.c, "attention") for way in backward),
+    )
+    g.record(name, "share_context", (k, v), (), moves=moves)
+
+
+def gather_context(g: Graph, name: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v (s/c, b, k, d) -> (s, b, k, d), for scores that are written out. Saves nothing."""
+    if g.mesh.c == 1:
+        return k, v
+    whole = []
+    for x in (k, v):
+        s = x.axes[0]
+        splits = tuple(split for split in s.splits if split.kind != CONTEXT)
+        gathered = s._replace(local=s.local * g.mesh.c, splits=splits)
+        whole.append(Tensor(f"{x.name}_gathered", (gathered, *x.axes[1:]), x.dtype_bytes))
+    size = whole[0].bytes + whole[1].bytes
+    moves = (
+        Move("all_gather", "forward", size, g.mesh.c),
+        Move("reduce_scatter", "backward", size, g.mesh.c),
+    )
+    g.record(name, "gather_context", (k, v), tuple(whole), moves=moves)
+    return whole[0], whole[1]
+
+
+def exchange_heads(g: Graph, name: str, tensors: Sequence[Tensor]) -> None:
+    """Ulysses: heads for tokens, (s/c, b, a, d) to (s, b, a/c, d), as many bytes. Saves nothing."""
+    if g.mesh.c == 1:
+        return
+    size = sum(tensor.bytes for tensor in tensors)
+    moves = tuple(Move("all_to_all", phase, size, g.mesh.c) for phase in ("forward", "backward"))
+    g.record(name, "exchange_heads", tuple(tensors), (), moves=moves)
+
+
+# --- mixtures of experts -----------------------------------------------------------------------
+
+
+def router(g: Graph, name: str, x: Tensor, experts: Axis, chosen: Axis, bias: bool) -> Tensor:
+    """x (s, b, h) -> the weights (s, b, r) of each token's experts.
+
+    A product with the router's weight, a softmax or sigmoid in fp32, and the largest of it. Saves
+    its input, the fp32 scores, and of each token's experts the index (int64).
+    """
+    tokens = x.axes[:-1]
+    scores = Tensor(f"{name}_scores", (*tokens, experts), 4)
+    index = Tensor(f"{name}_index", (*tokens, chosen), 8)
+    out = Tensor(f"{name}_weights", (*tokens, chosen), 4)
+    weights = [Weight(f"{name}.weight", (experts, *x.axes[-1:]))]
+    if bias:
+        weights.append(Weight(f"{name}.bias", (experts,)))
+    g.record(
+        name,
+        "router",
+        (x,),
+        (out,),
+        saves=(
+            Save(x, "input: the weight's gradient needs it", MEGATRON_ROUTER),
+            Save(scores, "fp32 scores: their gradient is a function of them", MEGATRON_ROUTER),
+            Save(index, "experts of each token, int64", MEGATRON_ROUTER, small=True),
+        ),
+        flops=2 * elements(x.axes) * experts.size,
+        weights=weights,
+    )
+    return out
+
+
+def dispatch(g: Graph, name: str, x: Tensor, routed: Axis) -> Tensor:
+    """x (s, b, h) -> (routed tokens, h): a copy for each of a token's experts, on their ranks.
+
+    An all-to-all over the experts' ranks, and a gather over their tensor-parallel ranks. Saves the
+    place of each copy, a few bytes (not counted: it is the implementation's own).
+    """
+    out = Tensor(f"{name}_output", (routed, *x.axes[-1:]), x.dtype_bytes)
+    moves = _exchanged(g, out, ("all_gather", "reduce_scatter"))
+    g.record(name, "dispatch", (x,), (out,), moves=moves)
+    return out
+
+
+def grouped_linear(
+    g: Graph, name: str, x: Tensor, experts: Axis, features: Axis, split: str, bias: bool
+) -> Tensor:
+    """x (routed tokens, in) -> (routed tokens, out): each token by its own expert's weight.
+
+    Saves its input, as every linear.
+    """
+    routed, inner = x.axes
+    local = g.mesh.expert_tensor(features) if split == COLUMN else features
+    out = Tensor(f"{name}_output", (routed, local), x.dtype_bytes)
+    experts = g.mesh.experts(experts)
+    weights = [Weight(f"{name}.weight", (experts, local, inner))]
+    if bias:
+        weights.append(Weight(f"{name}.bias", (experts, local)))
+    g.record(
+        name,
+        "linear",
+        (x,),
+        (out,),
+        saves=(Save(x, "input: the weights' gradients need it", KORTHIKANTI),),
+        flops=2 * elements(x.axes) * features.size,
+        weights=weights,
+    )
+    return out
+
+
+def combine(
+    g: Graph, name: str, y: Tensor, weights: Tensor, axes: tuple[Axis, ...], keeps: bool
+) -> Tensor:
+    """(routed tokens, h) -> (s, b, h): each token's copies summed, back on the token's rank.
+
+    Saves, where the copies are weighed here, both factors; where the weights are applied before the
+    experts' second product, nothing.
+    """
+    out = Tensor(f"{name}_output", axes, y.dtype_bytes)
+    reason = "factor: the other factor's gradient needs it"
+    saves = (Save(y, reason, TORCH_CHAIN), Save(weights, reason, TORCH_CHAIN, small=True))
+    moves = _exchanged(g, y, ("reduce_scatter", "all_gather"))
+    g.record(name, "combine", (y, weights), (out,), saves=saves if keeps else (), moves=moves)
+    return out
+
+
+def _exchanged(g: Graph, routed: Tensor, ways: tuple[str, str]) -> list[Move]:
+    """The collectives of routed tokens on their way to the experts, or back."""
+    moves = []
+    own = divide(routed.bytes, g.mesh.x, "routed bytes")
+    for phase, way in zip(("forward", "backward"), ways, strict=True):
+        if g.mesh.e != 1:
+            moves.append(Move("all_to_all", phase, own, g.mesh.e))
+        if g.mesh.x != 1:
+            moves.append(Move(way, phase, routed.bytes, g.mesh.x))
+    return moves
 
 
 # --- helpers -----------------------------------------------------------------------------------

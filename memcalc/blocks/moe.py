@@ -1,0 +1,46 @@
+"""Mixtures of experts: (s, b, h) -> (s, b, h)."""
+
+from memcalc.blocks.mlp import activated, through
+from memcalc.blocks.spec import Spec
+from memcalc.graph import ops
+from memcalc.graph.graph import Graph, Tensor
+from memcalc.graph.mesh import Axis
+
+
+def moe(g: Graph, x: Tensor, m: Spec) -> Tensor:
+    """x (s, b, h) -> (s, b, h): each token through r of n experts, and through the shared ones.
+
+    Tokens stay split as they are between the tensor-parallel regions; Megatron-core,
+    transformer/moe/moe_layer.py.
+    """
+    with g.region("moe"):
+        y = routed(g, x, m)
+        if "y" in m.others:
+            y = ops.add(g, "shared_sum", y, shared(g, x, m))
+        return ops.dropout(g, "mlp_dropout", y, m.model.hidden_dropout)
+
+
+def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
+    """x (s, b, h) -> (s, b, h): router, the way to the experts' ranks, experts, the way back."""
+    assert m.routed is not None
+    experts, width = m.others["n"], m.others["g"]
+    bias = m.model.router_bias
+    weights = ops.router(g, "router", x, experts, m.others["r"], bias)
+    tokens = ops.dispatch(g, "dispatch", x, m.routed)
+    packed = width.times(2) if m.model.gated else width
+    y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, m.model.mlp_bias)
+    with g.region("expert_act"):
+        y = activated(g, "experts", y, g.mesh.expert_tensor(width), m)
+    y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, m.model.mlp_bias)
+    return ops.combine(g, "combine", y, weights, x.axes, m.kernels.weighs_outputs)
+
+
+def shared(g: Graph, x: Tensor, m: Spec) -> Tensor:
+    """x (s, b, h) -> (s, b, h): an MLP as wide as all shared experts, gated by the token or not."""
+    with g.region("shared_experts"):
+        y = through(g, "shared", x, m.others["y"], m)
+        if m.model.shared_gate:
+            one = {"shared_gate_output": (Axis.whole("1", 1),)}
+            (gate,) = ops.linear(g, "shared_gate", x, one, ops.REPLICATED)
+            y = ops.multiply(g, "shared_scale", y, gate)
+        return y
