@@ -9,7 +9,7 @@ from memcalc.analysis.activations import kept, total
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
-from memcalc.config import load
+from memcalc.config import Config, Model, Parallel, Run, load
 from memcalc.config.recompute import REGIONS, Policy
 from memcalc.errors import ConfigError
 from memcalc.graph import ops
@@ -289,7 +289,22 @@ class TestGraph:
                 assert all(callable(getattr(ops, op.kind)) for op in g.ops)
 
     def test_the_blocks_name_the_regions_that_may_be_recomputed(self):
-        named = {region.name for op in layer_graph(load("22b")).ops for region in op.regions}
+        latent = Model(
+            name="toy",
+            layers=1,
+            hidden_size=64,
+            heads=4,
+            head_size=24,
+            kv_lora_rank=16,
+            rope_head_size=8,
+            v_head_size=16,
+            experts=4,
+            experts_per_token=2,
+            shared_ffn_size=64,
+        )
+        experts = Config(latent, Parallel(), Run(seq_length=64))
+        graphs = layer_graph(load("22b")), layer_graph(experts)
+        named = {region.name for g in graphs for op in g.ops for region in op.regions}
         assert named == {*REGIONS}
 
     def test_a_tensor_that_two_operations_save_counts_once(self):

@@ -12,7 +12,40 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
         lines.append(f"accounting: {accounting} ({ACCOUNTINGS[accounting]})")
     if config.assumed:
         lines.append(f"assumed: {', '.join(config.assumed)}")
+    lines += _of_experts(config, accounting)
+    lines += _of_windows(config)
     return (*lines, *(f"warning: {warning}" for warning in config.warnings))
+
+
+def _of_experts(config: Config, accounting: str | None) -> list[str]:
+    model, run = config.model, config.run
+    if model.experts is None:
+        return []
+    load = f"{run.imbalance:g} times" if run.imbalance != 1 else "just"
+    lines = [f"experts: the busiest rank receives {load} an even share of routed tokens"]
+    if model.capacity_factor is not None:
+        lines[0] += f", at the most {model.capacity_factor:g} times (the capacity factor)"
+    if model.moe_layers is not None:
+        dense = model.moe_layers.count(0)
+        lines[0] += f"; {dense} of {model.layers} layers are dense"
+    if accounting == "exact":
+        lines.append(
+            "not counted: the places of routed tokens, some 8 to 24 bytes for each of their copies"
+        )
+    if model.mtp_layers:
+        lines.append(f"not counted: {model.mtp_layers} layer(s) that predict further tokens")
+    return lines
+
+
+def _of_windows(config: Config) -> list[str]:
+    model = config.model
+    if model.sliding_window is None or config.run.seq_length <= model.sliding_window:
+        return []
+    number = model.layers if model.window_layers is None else sum(model.window_layers)
+    return [
+        f"{number} of {model.layers} layers see {model.sliding_window} tokens back: they keep as "
+        "much, and their FLOPs are counted over the whole sequence"
+    ]
 
 
 def setting(config: Config) -> str:
@@ -24,6 +57,10 @@ def setting(config: Config) -> str:
     """
     run, parallel = config.run, config.parallel
     sizes = f"s {run.seq_length}, b {run.micro_batch_size}, t {parallel.tp}"
+    if parallel.cp > 1:
+        sizes += f", c {parallel.cp}"
+    if parallel.ep > 1:
+        sizes += f", e {parallel.ep}"
     sequence = ", sequence parallel" if parallel.sp else ""
     name = config.model.name
     short = name if len(name) <= 60 else f"{name[:57]}..."

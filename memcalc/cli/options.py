@@ -11,6 +11,7 @@ from memcalc import files
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
 from memcalc.config.implementation import ATTENTIONS
+from memcalc.config.parallel import CONTEXT_KINDS
 from memcalc.errors import nearest
 from memcalc.figures import SUFFIXES as FIGURES
 from memcalc.render import SUFFIXES
@@ -34,13 +35,31 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     "pp": click.option("--pp", type=click.IntRange(1, 2**20), help="Pipeline-parallel size."),
     "vpp": click.option("--vpp", type=click.IntRange(1, 2**20), help="Virtual pipeline stages."),
     "dp": click.option("--dp", type=click.IntRange(1, 2**20), help="Data-parallel size."),
+    "cp": click.option("--cp", type=click.IntRange(1, 2**20), help="Context-parallel size."),
+    "cp_kind": click.option(
+        "--cp-kind", type=click.Choice(list(CONTEXT_KINDS)), help="How attention sees all tokens."
+    ),
+    "ep": click.option("--ep", type=click.IntRange(1, 2**20), help="Expert-parallel size."),
+    "etp": click.option(
+        "--etp",
+        type=click.IntRange(1, 2**20),
+        help="Tensor-parallel size of the experts.  [default: as --tp]",
+    ),
+    "imbalance": click.option(
+        "--imbalance",
+        type=float,
+        metavar="X",
+        help="Routed tokens of the busiest rank, over its even share.  [default: 1]",
+    ),
     "gpu": click.option("--gpu", help="The GPU, by its name in `memcalc gpus`."),
     "sp": click.option("--sp/--no-sp", default=None, help="Sequence parallelism beside --tp."),
     "recompute": click.option(
         "--recompute",
         metavar="POLICY",
-        help="none, selective, full, or regions: core_attention, attention, mlp, norm, layer; "
-        "several with commas.",
+        help="none, selective, full, save_linear, a region (core_attention, attention, mla_up, "
+        "mlp, moe, shared_experts, norm, layer) or a word of Megatron's --recompute-modules "
+        "(core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts); several with "
+        "commas.",
     ),
     "attention": click.option(
         "--attention", type=click.Choice(ATTENTIONS), help="The attention kernel."
@@ -73,7 +92,7 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
 }
 
 model = click.argument("model")
-RUN = ("seq_length", "micro_batch_size", "tp")
+RUN = ("seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
 CHOICES = ("sp", "recompute")
 KERNELS = ("attention", "dropout", "precision", "implementation")
 SHOW = ("format", "output")

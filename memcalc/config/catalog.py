@@ -35,7 +35,7 @@ def load(target: str | os.PathLike[str], **settings: Any) -> Config:
         settings: What replaces the file's word, or memcalc's assumption: ``seq_length``,
             ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
             ``implementation``, ``attention``, ``dropout``, ``gpu``, ``tp``, ``sp``, ``pp``,
-            ``vpp``, ``dp``.
+            ``vpp``, ``dp``, ``cp``, ``cp_kind``, ``ep``, ``etp``, ``imbalance``.
 
     Raises:
         ConfigError: The target is unknown, or a setting cannot be.
