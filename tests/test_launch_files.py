@@ -1,12 +1,16 @@
-"""Launch files: Megatron-LM scripts and YAMLs."""
+"""Launch files: Megatron-LM scripts and YAMLs, gpt-neox, nanotron and DeepSpeed."""
 
 import json
+import subprocess
+import sys
 import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import memcalc
-from memcalc.config import load
+from memcalc.config import load, readers
 from memcalc.config.readers import megatron_names, shell
 from memcalc.errors import ConfigError, InputError, MemcalcError
 
@@ -511,3 +515,408 @@ class TestHostileScripts:
         body = body.replace("((", "(" * 90 + ")" * 90)
         ((_, words),) = shell.read(f"x $(({body}))").commands
         assert shell.opened(words[1])
+
+
+NEOX_20B = """# a comment
+{
+  "pipe-parallel-size": 4,
+  "model-parallel-size": 2,
+  "num-layers": 44, "hidden-size": 6144, "num-attention-heads": 64,
+  "seq-length": 2048, "max-position-embeddings": 2048,
+  "norm": "layernorm", "pos-emb": "rotary", "rotary_pct": 0.25,
+  "no-weight-tying": true, "gpt_j_residual": true, "output_layer_parallelism": "column",
+  "optimizer": {"type": "Adam", "params": {"lr": 0.97e-4, "betas": [0.9, 0.95], }},
+  "zero_optimization": {"stage": 1, "allgather_partitions": True, "overlap_comm": True, },
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 32,
+  "checkpoint-activations": true, "checkpoint-num-layers": 1, "partition-activations": false,
+  "hidden-dropout": 0, "attention-dropout": 0,
+  "fp16": {"fp16": true, "enabled": true, "loss_scale": 0},
+  "train-iters": 150000, "lr-decay-iters": 150000, "log-interval": 2, "wall_clock_breakdown": false,
+}
+"""
+NEOX_LLAMA = """
+{
+  "pipe_parallel_size": 0, "model_parallel_size": 8, "make_vocab_size_divisible_by": 1,
+  "num_layers": 80, "hidden_size": 8192, "intermediate_size": 86016,
+  "num_attention_heads": 64, "num_kv_heads": 8, "seq_length": 4096,
+  "max_position_embeddings": 4096, "pos_emb": "rotary", "rotary_pct": 1,
+  "no_weight_tying": true, "gpt_j_residual": false, "norm": "rmsnorm", "rms_norm_epsilon": 1.0e-5,
+  "attention_config": [[["flash"], 80]], "use_bias_in_norms": false,
+  "use_bias_in_attn_linear": false, "use_bias_in_mlp": false,
+  "activation": "swiglu", "mlp_multiple_of": 256,
+}
+"""
+
+
+class TestNeox:
+    def test_20b_has_its_parallel_residual_and_its_run(self, write):
+        config = load(write(NEOX_20B, "20B.yml"))
+        model, parallel, run = config.model, config.parallel, config.run
+        assert (model.layers, model.hidden_size, model.heads) == (44, 6144, 64)
+        assert (model.block, model.position, model.ffn_size) == (
+            "parallel_two_norms",
+            "rotary",
+            24576,
+        )
+        assert not model.tied_embeddings
+        assert (parallel.tp, parallel.pp, parallel.dp) == (2, 4, 1)
+        assert (run.micro_batch_size, run.global_batch_size, config.microbatches) == (4, 128, 32)
+        assert (run.precision, run.regions) == ("fp16", {"layer"})
+        assert run.implementation.attention == "unfused"
+        assert "ZeRO stage 1 leaves activations as they are" in config.assumed
+        assert not [line for line in config.warnings if "not counted" not in line]
+
+    def test_the_width_of_a_gated_mlp_is_a_third_of_what_is_written(self, write):
+        config = load(write(NEOX_LLAMA, "70B.yml"))
+        assert config.model.ffn_size == 28672
+        ours = load("llama-2-70b", tp=8, implementation="megatron-local", attention="flash")
+        assert memcalc.ledger(config).rows == memcalc.ledger(ours).rows
+
+    @pytest.mark.parametrize(
+        ("change", "width"),
+        [
+            ({"intermediate_size": 33024}, 11008),  # Llama-2-7B, 3 x 11008
+            ({"intermediate_size": 32768}, 11008),  # rounded up from 10922
+            ({"intermediate_size": 32768, "mlp_multiple_of": 2}, 10922),
+            ({}, 5632),  # a third of 4h, 5461.3, rounded up to a multiple of 256
+            ({"intermediate_size": 11008, "mlp_type": "llama"}, 11008),
+            ({"activation": "gelu", "intermediate_size": 11008}, 11008),
+            ({"activation": "gelu", "expansion_factor": 3.5}, 14336),
+            ({"activation": "geglu", "intermediate_size": 24576}, 8192),
+        ],
+    )
+    def test_widths_follow_the_activation(self, write, change, width):
+        sizes = {"num_layers": 2, "hidden-size": 4096, "num_attention_heads": 32}
+        run = {"seq_length": 8, "activation": "swiglu"}
+        assert load(write(sizes | run | change, "x.yml")).model.ffn_size == width
+
+    def test_one_key_in_two_spellings_must_agree(self, write):
+        sizes = {"num_layers": 2, "hidden-size": 64, "num_attention_heads": 4, "seq_length": 8}
+        assert load(write(sizes | {"num-layers": 2}, "x.yml")).model.layers == 2
+        with pytest.raises(ConfigError, match="'num_layers' stands twice"):
+            load(write(sizes | {"num-layers": 3}, "x.yml"))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"hidden_size": None}, "no hidden_size"),
+            ({"hidden_size": "64"}, "hidden_size must be a whole number, not '64'"),
+            ({"num_layers": 0}, "num_layers must be at least 1"),
+            ({"norm": "scalenorm"}, "norm 'scalenorm' is not modelled; did you mean 'layernorm'"),
+            ({"activation": ["gelu"]}, "activation"),
+            ({"gpt_j_residual": "yes please"}, "gpt_j_residual must be true or false"),
+            ({"attention_config": 3}, "attention_config must be written as"),
+            ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "contradict each other"),
+            ({"fp16": [1]}, "fp16 must hold keys with values"),
+            ({"train_batch_size": 7, "gradient_accumulation_steps": 2}, "no multiple of"),
+            ({"train_micro_batch_size_per_gpu": 0}, "micro-batch size must be at least 1"),
+            ({"intermediate_size": -3}, "intermediate_size must be at least 1"),
+            ({"expansion_factor": "x"}, "expansion_factor must be a number"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, write, change, message):
+        sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 8}
+        run = {"train_micro_batch_size_per_gpu": 1}
+        with pytest.raises(MemcalcError, match=message):
+            load(write(sizes | run | change, "x.yml"))
+
+    def test_what_is_not_modelled_and_what_is_not_known_is_named(self, write):
+        odd = {"moe_num_experts": 8, "frobnicate": 3, "lora": {"enabled": False}, "save": "x"}
+        sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 8}
+        assert load(write(sizes | odd, "x.yml")).warnings == (
+            "moe_num_experts is not modelled: layers of experts are counted as dense",
+            "not used, for memcalc does not know it: frobnicate",
+        )
+
+
+NANOTRON = """
+general: {project: x, seed: 42}
+model:
+  ddp_bucket_cap_mb: 25
+  dtype: bfloat16
+  make_vocab_size_divisible_by: 1
+  model_config:
+    _attn_implementation: flash_attention_2
+    hidden_act: silu
+    hidden_size: 256
+    intermediate_size: 768
+    is_qwen2_config: true
+    max_position_embeddings: 4096
+    moe_config: null
+    num_attention_heads: 4
+    num_hidden_layers: 12
+    num_key_value_heads: 2
+    rope_scaling: null
+    sliding_window_size: null
+    tie_word_embeddings: true
+    vocab_size: 128257
+    moe_config:
+      num_experts: 8
+      top_k: 2
+      moe_intermediate_size: 384
+      enable_shared_expert: true
+      shared_expert_intermediate_size: 512
+optimizer: {zero_stage: 1}
+parallelism:
+  context_parallel_size: 2
+  dp: 3
+  expert_parallel_size: 4
+  pp: 1
+  pp_engine: 1f1b
+  recompute_layer: false
+  tp: 2
+  tp_mode: REDUCE_SCATTER
+  tp_recompute_allgather: true
+tokens:
+  batch_accumulation_per_replica: 5
+  micro_batch_size: 3
+  sequence_length: 4096
+"""
+
+
+class TestNanotron:
+    def test_a_qwen_of_experts_is_read_with_its_run(self, write):
+        config = load(write(NANOTRON, "qwen.yaml"))
+        model, parallel, run = config.model, config.parallel, config.run
+        assert (model.layers, model.hidden_size, model.heads, model.kv_heads) == (12, 256, 4, 2)
+        assert (model.norm, model.activation, model.position) == ("rmsnorm", "swiglu", "rotary")
+        assert (parallel.tp, parallel.dp, parallel.cp, parallel.ep) == (2, 3, 2, 4)
+        assert parallel.sp
+        assert (run.micro_batch_size, run.global_batch_size) == (3, 3 * 5 * 3)
+        assert (run.seq_length, run.precision, run.regions) == (4096, "bf16", frozenset())
+        assert model.vocab_size == 128258
+        assert not config.warnings
+
+    def test_a_key_that_is_null_first_is_what_it_is_later(self, write):
+        model = load(write(NANOTRON, "qwen.yaml")).model
+        assert (model.experts, model.experts_per_token, model.expert_ffn_size) == (8, 2, 384)
+        assert model.shared_ffn_size == 512
+        twice = NANOTRON.replace("moe_config: null", "moe_config: {num_experts: 4}")
+        with pytest.raises(InputError, match="the key 'moe_config' stands twice"):
+            load(write(twice, "qwen.yaml"))
+
+    @pytest.mark.parametrize(
+        ("old", "new", "warning"),
+        [
+            ("pp_engine: 1f1b", "pp_engine: afab", "pp_engine afab is not modelled: more"),
+            ("allgather: true", "allgather: false", "tp_recompute_allgather false is not mod"),
+            ("512", "null", "a shared expert without a width"),
+            ("rope_scaling: null", "frobnicate: 3", "memcalc does not know it: frobnicate"),
+        ],
+    )
+    def test_what_is_not_modelled_is_named(self, write, old, new, warning):
+        (line,) = load(write(NANOTRON.replace(old, new), "x.yaml")).warnings
+        assert warning in line
+
+    def test_tensor_parallelism_without_scattering_has_no_sequence_parallelism(self, write):
+        text = NANOTRON.replace("REDUCE_SCATTER", "all_reduce")
+        config = load(write(text.replace("recompute_layer: false", "recompute_layer: true"), "x"))
+        assert not config.parallel.sp
+        assert config.run.regions == {"layer"}
+
+    def test_layers_of_experts_may_be_listed(self, write):
+        text = NANOTRON.replace("top_k: 2", "top_k: 2\n      layers: [0, 11]")
+        assert load(write(text, "x.yaml")).model.moe_layers == (1, *[0] * 10, 1)
+
+
+DEEPSPEED = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 8,
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "overlap_comm": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    "steps_per_print": 10,
+}
+
+
+class TestRunFiles:
+    def test_deepspeed_gives_a_run_to_a_model(self, write):
+        path = write(DEEPSPEED, "ds.json")
+        config = load("llama-3-8b", path, dp=2, seq_length=64)
+        assert (config.run.micro_batch_size, config.run.global_batch_size) == (4, 4 * 8 * 2)
+        assert config.run.precision == "bf16"
+        assert "ZeRO stage 3 leaves activations as they are" in config.assumed
+        assert not config.warnings
+
+    def test_accumulation_replaces_the_batch_of_the_models_own_run(self, write):
+        config = load("530b", write(DEEPSPEED, "ds.json"))
+        assert (config.run.micro_batch_size, config.run.global_batch_size) == (4, 4 * 8)
+
+    def test_auto_says_nothing(self, write):
+        silent = {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "fp16": "auto"}
+        assert load("22b", write(silent, "ds.json")) == load("22b")
+
+    @pytest.mark.parametrize(
+        ("said", "found"),
+        [
+            ((64, 4, 2), (4, 64, 8)),
+            ((64, 4, None), (4, 64, 1)),
+            ((64, None, 8), (8, 64, 1)),
+            ((None, 4, 8), (4, 32, 1)),
+            ((None, 4, None), (4, None, 1)),
+        ],
+    )
+    def test_of_the_three_sizes_of_a_batch_the_missing_one_follows(self, write, said, found):
+        names = (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+        )
+        run = {"bf16": {}, **{k: v for k, v in zip(names, said, strict=True) if v}}
+        config = load("gpt2", write(run, "ds.json"))
+        sizes = (config.run.micro_batch_size, config.run.global_batch_size, config.parallel.dp)
+        assert sizes == found
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"train_batch_size": 63}, "63 is no multiple of micro-batch size 4 x accumulation 8"),
+            ({"train_batch_size": "64"}, "train_batch_size must be a whole number, not '64'"),
+            ({"gradient_accumulation_steps": 0}, "accumulation must be at least 1, not 0"),
+            ({"fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
+            ({"zero_optimization": 3}, "zero_optimization must hold keys with values"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, write, change, message):
+        with pytest.raises(MemcalcError, match=message):
+            load("gpt2", write(DEEPSPEED | change, "ds.json"))
+
+    def test_checkpointing_says_how_and_not_what(self, write):
+        run = {"activation_checkpointing": {"partition_activations": True}, "frobnicate": 1}
+        assert load("gpt2", write(DEEPSPEED | run, "ds.json")).warnings == (
+            "not used, for memcalc does not know it: frobnicate",
+            "partition_activations is not modelled: less than counted: kept inputs are split over "
+            "ranks",
+            "activation_checkpointing does not say what is recomputed: choose with --recompute",
+        )
+
+    def test_the_command_line_is_heard_before_the_run_file_and_that_before_the_models(self, write):
+        run = write(f"torchrun x.py {TOY} --tensor-model-parallel-size 2", "run.sh")
+        config = load("22b", run, micro_batch_size=4)
+        assert config.model.name == "22b"
+        assert (config.parallel.tp, config.run.seq_length) == (2, 128)
+        assert (config.run.micro_batch_size, config.run.precision) == (4, "bf16")
+        assert config.run.implementation.name == "megatron"
+        assert "of run only parallelism and run, not its model" in config.assumed
+
+    def test_a_run_without_a_model_says_so_where_one_is_needed(self, write, memcalc):
+        for content, name in [
+            (DEEPSPEED, "ds.json"),
+            ({"memcalc": 1, "run": {"seq_length": 8}}, "run.json"),
+            ("torchrun x.py --micro-batch-size 1 --bf16 --swiglu", "run.sh"),
+            ("pipe_parallel_size: 2", "run.yml"),
+            ("parallelism: {tp: 2}", "run.yaml"),
+        ]:
+            path = write(content, name)
+            outcome = memcalc(f"layer {path}")
+            assert outcome.status == 2
+            assert outcome.err.strip() == (
+                f"memcalc: {path}: a run without a model; name a model, and give this file with "
+                "--run"
+            )
+            assert memcalc(f"ledger gpt2 --run {path}").status == 0
+
+    def test_a_run_is_a_path(self):
+        with pytest.raises(ConfigError, match="a run is a path, not a int"):
+            load("22b", 3)
+
+    def test_yaml_is_not_loaded_until_it_is_read(self, tmp_path):
+        code = "import sys, memcalc; memcalc.load('22b'); print('yaml' in sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+        )
+        assert done.stdout == "False\n"
+
+
+class TestHostileYaml:
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("MODEL_ARGS: " + "[" * 100_000, "nested more than 32 levels deep"),
+            ("{a: " * 100_000, "nested more than 32 levels deep"),
+            ("a: &a [x]\nb: [*a, *a]", "anchors are not taken (line 1)"),
+            ("a: *a", "anchors are not taken (line 1)"),
+            ("a: 1\n---\nb: 2", "more than one YAML document"),
+            ("a: 1\na: 2", "the key 'a' stands twice, with two values"),
+            ("a: [", "not YAML: "),
+            ("%", "not YAML: "),
+            ("'\\x", "not YAML: "),
+            ("# nothing", "neither keys with values nor a script"),
+            ("[1, 2]", "neither keys with values nor a script"),
+            ("a: !!python/object/apply:os.system ['touch /tmp/x']", "no key tells its format"),
+            ("a: " + "- " * 200_000, "not YAML: "),
+            ("\n".join(f"k{i}: 1" for i in range(60_000)), "more than 100000 values"),
+            ("a: " + "x" * 2_000_000, "YAML of more than 1048576 characters"),
+            ("MODEL_ARGS: 3", "MODEL_ARGS must hold arguments"),
+            ("MODEL_ARGS: {--num-layers: {a: 1}}", "--num-layers must be a value or a list"),
+            ("parallelism: 3", "parallelism must hold keys with values"),
+            ("model_parallel_size: 99999999999999999999", "must be a whole number"),
+            ("\x07: 1", "not YAML: "),
+            ("a: 1\0", "not text"),
+            (b"\xff\xfea", "not UTF-8 text"),
+        ],
+        ids=lambda value: str(value)[:14],
+    )
+    def test_it_is_one_clear_line_soon(self, write, text, message):
+        path = write(text, "x.yaml")
+        start = time.monotonic()
+        with pytest.raises(MemcalcError) as caught:
+            load(path)
+        assert time.monotonic() - start < 20
+        assert message in str(caught.value)
+        assert str(caught.value).startswith(path)
+        assert "\n" not in str(caught.value)
+
+
+SCRIPT = f"""#!/bin/bash
+N=${{LAYERS:-12}}; A=(--bf16 "--swiglu")
+if [[ "$N" == "12" ]]; then A+=(--vocab-size 1000) ; else A=() ; fi
+torchrun --nproc_per_node 8 x.py {" ".join(DEEPSEEK.split())} ${{A[@]}} "$N" $(date) $((1+2)) > log
+"""
+PIECES = st.sampled_from(
+    [
+        *("'", '"', "`", "$(", "${", "}", ")", "((", "\\", "\n", "if ", "fi\n", "then ", "<<E\n"),
+        *("--num-layers ", "--", "[0]*9", ": ", "{", "[", "- ", "&a ", "*a ", "!!int ", "#", "\t"),
+        *("99999999999999999999", "-1", "null", "true", "é", "\x00", "\x01", "$N", "A+=($N)"),
+        *("A=$A$A\n", "elif ", "done ", "&& ", "|| ", "[[ ", "]] ", "=", "\r\n", "1e9", ","),
+    ]
+)
+CUTS = st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 40), PIECES), max_size=8)
+
+
+def refusal(read, path):
+    """What a reader says that refuses a file; None if it reads it. Another error goes through."""
+    try:
+        read(path)
+    except (ConfigError, InputError) as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.sh", SCRIPT),
+        ("x.yaml", as_yaml(DEEPSEEK)),
+        ("neox.yml", NEOX_20B),
+        ("nano.yaml", NANOTRON),
+        ("ds.json", json.dumps(DEEPSPEED)),
+    ],
+)
+@settings(
+    max_examples=200,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(cuts=CUTS)
+def test_whatever_a_file_holds_it_is_read_or_refused_in_one_line(tmp_path, name, text, cuts):
+    for at, length, piece in cuts:
+        text = text[:at] + piece + text[at + length :]
+    path = tmp_path / name
+    path.write_text(text)
+    for read in (readers.read, readers.read_run):
+        said = refusal(read, path)
+        assert said is None or (said.startswith(str(path)) and "\n" not in said)

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.config.config import RunSource, Source
-from memcalc.config.readers import huggingface, megatron, native, yaml
+from memcalc.config.readers import (
+    deepspeed,
+    huggingface,
+    megatron,
+    nanotron,
+    native,
+    neox,
+    yaml,
+)
 from memcalc.errors import ConfigError, InputError
 
 MAX_BYTES = 4 * 2**20
@@ -28,6 +36,9 @@ READERS: dict[str, tuple[tuple[str, ...], Read]] = {
     "memcalc": (("memcalc",), native.read),
     "Hugging Face": (("model_type", "architectures"), huggingface.read),
     "Megatron-LM": (("MODEL_ARGS",), megatron.read_yaml),
+    "nanotron": (("parallelism", "tokens"), nanotron.read),
+    "gpt-neox": (neox.TELLING, neox.read),
+    "DeepSpeed": (deepspeed.TELLING, deepspeed.read),
 }
 
 _ARGUMENT = re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=\\\"']|$)", re.MULTILINE)
