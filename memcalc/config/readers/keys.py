@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memcalc.config.readers.shell import shown
 from memcalc.errors import ConfigError, InputError, nearest
 
 
@@ -70,7 +71,7 @@ def lines(
     known = {*known, *unmodelled}
     met = [key for key in unmodelled if content.get(key)]
     found = [f"{key} is not modelled: {unmodelled[key]}" for key in met]
-    unknown = sorted(key[:40] for key, value in content.items() if value and key not in known)
+    unknown = sorted(shown(key) for key, value in content.items() if value and key not in known)
     if unknown:
         found.append(f"not used, for memcalc does not know it: {', '.join(unknown[:32])}")
     return found

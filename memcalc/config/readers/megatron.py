@@ -175,7 +175,7 @@ def _yaml_words(key: str, value: Any) -> list[str]:
         return []
     values = value if isinstance(value, list) else [value]
     if any(isinstance(each, (dict, list)) for each in values):
-        raise InputError(f"{key[:40]} must be a value or a list of values")
+        raise InputError(f"{shell.shown(key)} must be a value or a list of values")
     texts = [str(each).replace("\0", " ") for each in values]
     return [re.sub(r"\$\{?(\w+)\}?", lambda m: shell.unknown(f"${m[1]}"), text) for text in texts]
 
@@ -183,9 +183,14 @@ def _yaml_words(key: str, value: Any) -> list[str]:
 def _training(script: shell.Script) -> list[tuple[bool, list[str]]]:
     """The commands that train, and what may be given to them; else what variables hold."""
     commands = [(certain, _split(words)) for certain, words in script.commands]
-    found = [each for each in commands if _is_training(each[1])]
+    training = [_is_training(words) for _, words in commands]
+    found = [each for each, trains in zip(commands, training, strict=True) if trains]
     if any(certain for certain, _ in found):
-        return [each for each in commands if each in found or not each[0]]
+        return [
+            (certain, words)
+            for (certain, words), trains in zip(commands, training, strict=True)
+            if trains or not certain
+        ]
     if found:
         return [(True, words) for _, words in found]
     held = _split(value for values in script.variables.values() for value in values)
@@ -223,7 +228,7 @@ def _options(commands: Iterable[tuple[bool, list[str]]]) -> tuple[dict[str, list
             elif not certain:
                 maybe[name] = None
             elif words.setdefault(name, values) != values:
-                both = " and ".join(" ".join(each)[:20] for each in (words[name], values))
+                both = " and ".join(shell.shown(" ".join(v)) for v in (words[name], values))
                 raise ConfigError(f"two commands differ in --{name}: {both}")
     return words, [f"--{name}" for name in maybe if name not in words]
 
@@ -235,10 +240,15 @@ def _command_options(command: Iterable[str]) -> dict[str, list[str]]:
     for word in command:
         name, value = _option(word)
         if name:
-            values = found[name] = [] if value is None else [value]
+            values = found[name] = [] if value is None else [_unquoted(value)]
         elif values is not None:
-            values.append(word)
+            values.append(_unquoted(word))
     return {name: values[:1] if name in LAUNCHER else values for name, values in found.items()}
+
+
+def _unquoted(word: str) -> str:
+    """A value without the quotes that are left in it where a string is evaluated."""
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
 def _loose(commands: Iterable[list[str]]) -> list[str]:
@@ -274,7 +284,10 @@ def _world(said: _Arguments, script: shell.Script) -> int | None:
     def given(name: str) -> str:
         return next(iter(said.words.get(name, ())), "")
 
-    launched = given("nproc-per-node"), given("nnodes") or "1"
+    launched = (
+        given("nproc-per-node") or given("num-gpus"),
+        given("nnodes") or given("num-nodes") or "1",
+    )
     variables = held("GPUS_PER_NODE", "NPROC_PER_NODE"), held("NNODES", "NUM_NODES")
     for pair in (launched, variables, (held("WORLD_SIZE"), "1")):
         if all(re.fullmatch(r"[0-9]{1,6}", each) for each in pair):
@@ -316,7 +329,7 @@ def _tell(said: _Arguments) -> None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    names = list(dict.fromkeys(names))
+    names = list(dict.fromkeys(shell.shown(name) for name in names))
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 
@@ -389,7 +402,9 @@ def _recompute(said: _Arguments, layers: int | None) -> str | None:
     granularity = said.text("recompute-granularity")
     if said.flag("recompute-activations") or said.flag("moe-layer-recompute"):
         granularity = "selective"
-    if said.flag("checkpoint-activations"):
+    if said.flag("checkpoint-activations") or (
+        granularity is None and said.flag("activations-checkpoint-method")
+    ):
         granularity = "full"
     if granularity in (None, "none"):
         return None
@@ -432,9 +447,9 @@ def _selective(said: _Arguments, modules: Iterable[str]) -> str | None:
         if word:
             known.append(word)
         else:
-            shown = module[:40] if module.isprintable() else "a module"
             said.unmodelled.append(
-                f"--recompute-modules {shown} is not modelled: less is kept than counted"
+                f"--recompute-modules {shell.shown(module)} is not modelled: less is kept than "
+                "counted"
             )
     return ",".join(dict.fromkeys(known)) or None
 

@@ -65,7 +65,8 @@ HARMLESS = set(
     create-attention-mask-in-dataloader cross-entropy-fusion-impl cross-entropy-loss-fusion
     cuda-graph-scope cuda-graph-warmup-steps data-parallel-random-init
     data-parallel-sharding-strategy dataloader-type ddp-average-in-collective DDP-impl
-    decoupled-lr decoupled-min-lr deterministic-mode disable-bf16-reduced-precision-matmul
+    decoupled-lr decoupled-min-lr deepspeed deepspeed-activation-checkpointing deepspeed-config
+    deterministic-mode disable-bf16-reduced-precision-matmul
     distrib-optim-fully-reshardable-mem-efficient empty-unused-memory-level enable-experimental
     enable-ft-package enable-gloo-process-groups end-weight-decay eod-mask-loss exp-avg-dtype
     exp-avg-sq-dtype finetune first-last-layers-bf16 fp16-lm-cross-entropy fp4-param-gather
@@ -84,13 +85,13 @@ HARMLESS = set(
     no-ckpt-fully-parallel-save no-create-attention-mask-in-dataloader no-data-sharding
     no-gradient-accumulation-fusion no-initialization no-load-optim no-load-rng
     no-log-loss-scale-to-tensorboard no-masked-softmax-fusion no-mmap-bin-files no-one-logger
-    no-overlap-p2p-communication no-persist-layer-norm no-query-key-layer-scaling no-rope-freq
-    no-rope-fusion no-save-optim no-save-rng no-scatter-gather-tensors-in-pipeline
-    non-persistent-ckpt-type norm-epsilon num-dataset-builder-threads
-    num-distributed-optimizer-instances num-layers-at-end-in-bf16 num-layers-at-start-in-bf16
-    num-workers onnx-safe optimizer optimizer-cpu-offload optimizer-offload-fraction
-    outer-dp-sharding-strategy overlap-cpu-optimizer-d2h-h2d overlap-grad-reduce
-    overlap-p2p-communication overlap-p2p-communication-warmup-flush
+    no-overlap-p2p-communication no-persist-layer-norm no-pipeline-parallel
+    no-query-key-layer-scaling no-rope-freq no-rope-fusion no-save-optim no-save-rng
+    no-scatter-gather-tensors-in-pipeline non-persistent-ckpt-type norm-epsilon
+    num-dataset-builder-threads num-distributed-optimizer-instances num-layers-at-end-in-bf16
+    num-layers-at-start-in-bf16 num-workers onnx-safe optimizer optimizer-cpu-offload
+    optimizer-offload-fraction outer-dp-sharding-strategy overlap-cpu-optimizer-d2h-h2d
+    overlap-grad-reduce overlap-p2p-communication overlap-p2p-communication-warmup-flush
     override-opt-param-scheduler per-split-data-args-path persist-layer-norm
     pytorch-profiler-collect-callstack replication replication-factor replication-jump
     reset-attention-mask reset-position-ids result-rejected-tracker-filename rope-type
@@ -103,6 +104,7 @@ HARMLESS = set(
     use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling use-sharp
     use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping vocab-extra-ids vocab-file
     warmup weight-decay weight-decay-incr-style wgrad-deferral-limit world-size yaml-cfg
+    zero-stage
     """.split()  # noqa: SIM905 - words read best as words
 )
 HARMLESS_FAMILIES = tuple(
@@ -119,11 +121,12 @@ HARMLESS_FAMILIES = tuple(
 # Those of torchrun and its like, which a script's command has too.
 LAUNCHER = set(
     """
-    container-image container-mounts container-name container-workdir error export job-name
-    label local-addr local-ranks-filter log-dir master-addr master-port max-restarts module
-    monitor-interval mpi nnodes no-python node-rank nproc-per-node ntasks ntasks-per-node output
-    rdzv-backend rdzv-conf rdzv-endpoint rdzv-id redirects role standalone start-method tee
-    use-env
+    container-image container-mounts container-name container-workdir error exclude export
+    force-multi hostfile include job-name label launcher launcher-args local-addr
+    local-ranks-filter log-dir master-addr master-port max-restarts module monitor-interval mpi
+    nnodes no-python node-rank nodes nproc-per-node ntasks ntasks-per-node num-gpus num-nodes
+    output rdzv-backend rdzv-conf rdzv-endpoint rdzv-id redirects role standalone start-method
+    tee use-env
     """.split()  # noqa: SIM905 - as above
 )
 
@@ -159,16 +162,16 @@ FLAGS = set(
 )
 VALUES = set(
     """
-    attention-backend attention-dropout context-parallel-size cp-comm-type encoder-num-layers
-    encoder-seq-length expert-model-parallel-size expert-tensor-parallel-size extra-vocab-size
-    ffn-hidden-size global-batch-size hidden-dropout hidden-size kv-channels kv-lora-rank
-    make-vocab-size-divisible-by max-position-embeddings micro-batch-size
-    moe-expert-capacity-factor moe-ffn-hidden-size moe-layer-freq moe-router-score-function
-    moe-router-topk moe-shared-expert-intermediate-size mtp-num-layers normalization
-    num-attention-heads num-experts num-layers num-layers-per-virtual-pipeline-stage
-    num-query-groups num-virtual-stages-per-pipeline-rank padded-vocab-size
-    pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim
-    qk-pos-emb-head-dim rampup-batch-size recompute-granularity recompute-method
+    activations-checkpoint-method attention-backend attention-dropout context-parallel-size
+    cp-comm-type encoder-num-layers encoder-seq-length expert-model-parallel-size
+    expert-tensor-parallel-size extra-vocab-size ffn-hidden-size global-batch-size
+    hidden-dropout hidden-size kv-channels kv-lora-rank make-vocab-size-divisible-by
+    max-position-embeddings micro-batch-size moe-expert-capacity-factor moe-ffn-hidden-size
+    moe-layer-freq moe-router-score-function moe-router-topk moe-shared-expert-intermediate-size
+    mtp-num-layers normalization num-attention-heads num-experts num-layers
+    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
+    padded-vocab-size pipeline-model-parallel-size position-embedding-type q-lora-rank
+    qk-head-dim qk-pos-emb-head-dim rampup-batch-size recompute-granularity recompute-method
     recompute-modules recompute-num-layers seq-length softmax-type tensor-model-parallel-size
     transformer-impl v-head-dim vocab-size window-attn-skip-freq window-size
     """.split()  # noqa: SIM905 - as above

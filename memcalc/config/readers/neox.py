@@ -9,6 +9,7 @@ from typing import Any
 from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
 from memcalc.config.readers import keys
+from memcalc.config.readers.shell import shown
 from memcalc.errors import ConfigError, InputError
 
 # Keys of which any tells the format, in both spellings.
@@ -251,8 +252,8 @@ def _kernels(
             "operations keep what one kernel does not"
         )
     if len(kinds) > 1 or not kinds <= {"flash", "global"}:
-        shown = ", ".join(sorted(kind[:20] for kind in kinds))
-        unmodelled.append(f"attention_config is not modelled: {shown} is counted as unfused")
+        names = ", ".join(sorted(shown(kind) for kind in kinds))
+        unmodelled.append(f"attention_config is not modelled: {names} is counted as unfused")
     attention = "flash" if kinds == {"flash"} else "unfused"
     return {"implementation": "megatron-local", "attention": attention}
 

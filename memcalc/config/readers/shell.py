@@ -82,8 +82,13 @@ def read(text: str) -> Script:
 
 def unknown(name: str) -> str:
     """A value that only a running shell knows, as it stands in a word."""
-    shown = "".join(c if c.isprintable() else " " for c in name[:40])
-    return f"\0{shown.replace(' ', _SPACE)}\0"
+    return f"\0{shown(name).replace(' ', _SPACE)}\0"
+
+
+def shown(text: str) -> str:
+    """A text as a message shows it: one line of a few words, with what is open by its name."""
+    text = text[:40].replace("\0", "").replace(_SPACE, " ")
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def opened(word: str) -> list[str]:
@@ -98,6 +103,7 @@ class _Lexer:
         self.text = text
         self.at = 0
         self.count = 0
+        self.arrays = 0  # that are open
         self.here: list[str] = []  # delimiters of here-documents that begin on the next line
 
     def tokens(self) -> Iterator[Word | Array | str]:
@@ -145,8 +151,7 @@ class _Lexer:
                 word.append(Part("text", match[0], False))
                 self.at = match.end()
             elif first == "(" and (match := _ASSIGNMENT.fullmatch(self.text, begin, self.at)):
-                self.at += 1
-                return Array(match[1], bool(match[2]), self.words())
+                return self._array(match)
             elif first == "\\":
                 if not self.text.startswith("\\\n", self.at):
                     word.append(Part("text", self.text[self.at + 1 : self.at + 2], True))
@@ -162,6 +167,15 @@ class _Lexer:
             else:
                 break
         return word
+
+    def _array(self, assignment: re.Match[str]) -> Array:
+        if self.arrays > MAX_NESTED:
+            raise InputError(f"arrays are nested more than {MAX_NESTED} levels deep")
+        self.at += 1
+        self.arrays += 1
+        words = self.words()
+        self.arrays -= 1
+        return Array(assignment[1], bool(assignment[2]), words)
 
     def _single(self, quote: int) -> str:
         end = self.text.find("'", quote + 1)
@@ -324,39 +338,38 @@ class _Reader:
 
     def _keywords(self, words: list[Word | Array]) -> list[Word | Array]:
         """The words after the keywords that begin them."""
-        while words and (keyword := _bare(words[0])) in _KEYWORDS:
-            words = _KEYWORDS[keyword](self, words[1:])
-        return words
-
-    def _if(self, rest: list[Word | Array]) -> list[Word | Array]:
-        self.blocks.append(_If(self.active))
-        return rest
-
-    def _loop(self, rest: list[Word | Array]) -> list[Word | Array]:
-        self.blocks.append(_If(self.active, testing=False))
-        self.active = _both(self.active, None)
+        for index, word in enumerate(words):
+            keyword = _bare(word)
+            if keyword not in _KEYWORDS:
+                return words[index:]
+            _KEYWORDS[keyword](self)
+            if keyword in _LOOPS:  # what stands after it is no command
+                return []
         return []
 
-    def _then(self, rest: list[Word | Array]) -> list[Word | Array]:
+    def _if(self) -> None:
+        self.blocks.append(_If(self.active))
+
+    def _loop(self) -> None:
+        self.blocks.append(_If(self.active, testing=False))
+        self.active = _both(self.active, None)
+
+    def _then(self) -> None:
         if self.blocks and self.blocks[-1].testing:
             self._branch(self.blocks[-1], self.blocks[-1].tested)
-        return rest
 
-    def _elif(self, rest: list[Word | Array]) -> list[Word | Array]:
+    def _elif(self) -> None:
         if self.blocks:
             self.blocks[-1].testing = True
             self.active = _both(self.blocks[-1].outside, _not(self.blocks[-1].taken))
-        return rest
 
-    def _else(self, rest: list[Word | Array]) -> list[Word | Array]:
+    def _else(self) -> None:
         if self.blocks:
             self._branch(self.blocks[-1], True)
-        return rest
 
-    def _end(self, rest: list[Word | Array]) -> list[Word | Array]:
+    def _end(self) -> None:
         if self.blocks:
             self.active = self.blocks.pop().outside
-        return rest
 
     def _branch(self, block: _If, tested: bool | None) -> None:
         here = _both(tested, _not(block.taken))
@@ -369,9 +382,8 @@ class _Reader:
             return None
         if _bare(words[0]) in _DECLARING:
             words = [word for word in words[1:] if not (_bare(word) or "").startswith("-")]
-        rest = words
-        while rest and _assigned(rest[0]):
-            rest = rest[1:]
+        first = next((at for at, word in enumerate(words) if not _assigned(word)), len(words))
+        rest = words[first:]
         if not rest:
             for word in words:
                 self._assign(word, active)
@@ -400,8 +412,8 @@ class _Reader:
         if append:
             self._spend(sum(map(len, value)) + len(value))
         if active is None and value != old:
-            if isinstance(word, Array):
-                self.script.commands.append((False, value[len(old) :] if append else value))
+            added = isinstance(word, Array) and append
+            self.script.commands.append((False, value[len(old) :] if added else value))
             if not append:
                 value = [unknown(f"${name}")]
             elif isinstance(word, Array):
@@ -509,18 +521,18 @@ class _Reader:
             raise InputError(f"its variables expand to more than {MAX_EXPANDED} characters")
 
 
-_KEYWORDS: dict[str | None, Callable[[_Reader, list[Word | Array]], list[Word | Array]]] = {
+_KEYWORDS: dict[str | None, Callable[[_Reader], None]] = {
     "if": _Reader._if,
     "then": _Reader._then,
     "elif": _Reader._elif,
     "else": _Reader._else,
     "fi": _Reader._end,
-    "do": lambda _, rest: rest,
+    "do": lambda _: None,
     "done": _Reader._end,
     "esac": _Reader._end,
-    "{": lambda _, rest: rest,
-    "}": lambda _, rest: rest,
-    "time": lambda _, rest: rest,
+    "{": lambda _: None,
+    "}": lambda _: None,
+    "time": lambda _: None,
     **dict.fromkeys(_LOOPS, _Reader._loop),
 }
 
@@ -557,8 +569,14 @@ def _test(words: list[str]) -> bool | None:
     (False, None)
     """
     words = words[1:-1] if words[-1] in ("]", "]]") else words[1:] if words[0] == "test" else []
-    if words[:1] == ["!"]:
-        return _not(_test(["[", *words[1:], "]"]))
+    negated = False
+    while words[:1] == ["!"] and len(words) <= MAX_NESTED:
+        words, negated = words[1:], not negated
+    result = _compared(words)
+    return _not(result) if negated else result
+
+
+def _compared(words: list[str]) -> bool | None:
     if any(opened(word) for word in words):
         return None
     match words:
