@@ -71,8 +71,9 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """The activation memory of transformer training, exactly.
 
-    MODEL is a name of the catalogue (see `memcalc models`), or the path of a JSON file: memcalc's
-    own, or a Hugging Face config.json (or its folder).
+    MODEL is a name of the catalogue (see `memcalc models`), or the path of a file: memcalc's own
+    JSON, a Hugging Face config.json (or its folder), or a launch file: a Megatron-LM script or
+    YAML, or a YAML of gpt-neox or nanotron.
     """
 
 

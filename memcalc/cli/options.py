@@ -28,6 +28,12 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     "micro_batch_size": click.option(
         "-b", "--micro-batch-size", type=click.IntRange(1, 2**24), help="Sequences a micro-batch."
     ),
+    "run": click.option(
+        "--run",
+        metavar="FILE",
+        help="A file whose parallelism and run replace the model's: DeepSpeed JSON, or any other "
+        "that MODEL may be.",
+    ),
     "tp": click.option("--tp", type=click.IntRange(1, 2**20), help="Tensor-parallel size."),
     "global_batch_size": click.option(
         "--global-batch-size", type=click.IntRange(1, 2**31), help="Sequences an iteration."
@@ -92,7 +98,7 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
 }
 
 model = click.argument("model")
-RUN = ("seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
+RUN = ("run", "seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
 CHOICES = ("sp", "recompute")
 KERNELS = ("attention", "dropout", "precision", "implementation")
 SHOW = ("format", "output")

@@ -26,13 +26,17 @@ def entries() -> Iterator[Source]:
     return (_entry(name) for name in names())
 
 
-def load(target: str | os.PathLike[str], **settings: Any) -> Config:
+def load(
+    target: str | os.PathLike[str], run: str | os.PathLike[str] | None = None, **settings: Any
+) -> Config:
     """A model with its parallelism and run, from a catalogue name or a path.
 
     Args:
-        target: A name of the catalogue, or the path of a JSON file or of a folder that holds a
-            ``config.json``.
-        settings: What replaces the file's word, or memcalc's assumption: ``seq_length``,
+        target: A name of the catalogue, or a path: of a file in memcalc's own JSON or in a format
+            that ``memcalc.config.readers`` reads, or of a folder that holds a ``config.json``.
+        run: The path of a file whose parallelism and run replace the target's; a model in it is
+            not used.
+        settings: What replaces the files' word, or memcalc's assumption: ``seq_length``,
             ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
             ``implementation``, ``attention``, ``dropout``, ``gpu``, ``tp``, ``sp``, ``pp``,
             ``vpp``, ``dp``, ``cp``, ``cp_kind``, ``ep``, ``etp``, ``imbalance``.
@@ -46,14 +50,18 @@ def load(target: str | os.PathLike[str], **settings: Any) -> Config:
     """
     if not isinstance(target, str | os.PathLike):
         raise ConfigError(f"a model is a name or a path, not a {type(target).__name__}")
-    return configure(_source(os.fspath(target)), settings)
+    if run is not None and not isinstance(run, str | os.PathLike):
+        raise ConfigError(f"a run is a path, not a {type(run).__name__}")
+    overlay = None if run is None else readers.read_run(Path(run))
+    return configure(_source(os.fspath(target)), settings, overlay)
 
 
 def _source(target: str) -> Source:
     known = names()
     if target.lower() in known:
         return _entry(target.lower())
-    if "/" in target or "\\" in target or target.endswith(".json") or os.path.exists(target):
+    path = "/" in target or "\\" in target or target.lower().endswith(readers.SUFFIXES)
+    if path or os.path.exists(target):
         return readers.read(Path(target))
     raise ConfigError(
         f"{target[:60]!r} is neither a model of the catalogue nor a file; {nearest(target, known)}"
@@ -62,4 +70,6 @@ def _source(target: str) -> Source:
 
 def _entry(name: str) -> Source:
     path = f"models/{name}.json"
-    return native.read(readers.parse(resources.read(path), path), name)
+    source = native.read(readers.parse(resources.read(path), path), name)
+    assert isinstance(source, Source)
+    return source

@@ -150,12 +150,32 @@ class Source:
         settings: What it says of parallelism and run, by the names of ``SETTINGS``.
         assumed: What the reader assumed.
         unmodelled: What the reader met and memcalc does not model.
+        accumulation: As of ``RunSource``.
     """
 
     model: Model
     settings: Mapping[str, Any]
     assumed: tuple[str, ...] = ()
     unmodelled: tuple[str, ...] = ()
+    accumulation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """What a file says that has parallelism and run, and no model.
+
+    Attributes:
+        settings: What it says, by the names of ``SETTINGS``.
+        assumed: What the reader assumed.
+        unmodelled: What the reader met and memcalc does not model.
+        accumulation: Micro-batches of an iteration on each data-parallel rank, where the file
+            says that rather than the global batch size.
+    """
+
+    settings: Mapping[str, Any]
+    assumed: tuple[str, ...] = ()
+    unmodelled: tuple[str, ...] = ()
+    accumulation: int | None = None
 
 
 PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp")
@@ -171,21 +191,27 @@ OTHER_SETTINGS = ("recompute", "implementation", "attention", "dropout")
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
 
-def configure(source: Source, overrides: Mapping[str, Any]) -> Config:
+def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | None = None) -> Config:
     """A Config from what a source says, what overrides it, and what is assumed of the rest.
 
     Args:
         source: The model, with what is known of its parallelism and run.
         overrides: Settings that replace the source's; None leaves a setting as it is.
+        run: Another file's parallelism and run, which stand between the two.
 
     Raises:
         ConfigError: A setting is unknown or out of its bounds, or the sequence length is unknown.
     """
-    said = {**source.settings, **{k: v for k, v in overrides.items() if v is not None}}
+    run = run or RunSource({})
+    given = {name: value for name, value in overrides.items() if value is not None}
+    said = {**source.settings, **run.settings, **given}
     for name in said:
         if name not in SETTINGS:
             raise ConfigError(f"setting {name!r} is unknown; {nearest(name, SETTINGS)}")
-    assumed = list(source.assumed)
+    assumed = [*source.assumed, *run.assumed]
+    if run.accumulation and "global_batch_size" not in {**run.settings, **given}:
+        said.pop("global_batch_size", None)  # the model's is another run's
+    _accumulate(said, run.accumulation or source.accumulation)
     if "seq_length" not in said:
         if source.model.max_seq_length is None:
             raise ConfigError(
@@ -202,17 +228,35 @@ def configure(source: Source, overrides: Mapping[str, Any]) -> Config:
     kernels = _implementation(said)
     if "implementation" not in said:
         assumed.append(f"implementation {kernels.name}")
-    run: dict[str, Any] = {name: said[name] for name in RUN_SETTINGS if name in said}
+    chosen: dict[str, Any] = {name: said[name] for name in RUN_SETTINGS if name in said}
     if "recompute" in said:
-        run["recompute"] = _words(said["recompute"])
+        chosen["recompute"] = _words(said["recompute"])
     parallel = Parallel(**{name: said[name] for name in PARALLEL_SETTINGS if name in said})
     return Config(
         _with_dropout(source.model, said.get("dropout")),
         parallel,
-        Run(**run, implementation=kernels),
+        Run(**chosen, implementation=kernels),
         tuple(assumed),
-        source.unmodelled,
+        (*source.unmodelled, *run.unmodelled),
     )
+
+
+def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
+    """Of global batch = micro-batch x accumulation x data parallel, the one that is not said."""
+    if accumulation is None:
+        return
+    fields.whole("accumulation", accumulation, 2**31)
+    replicas, batch = said.get("dp", 1), said.get("global_batch_size")
+    if type(replicas) is not int:
+        return  # refused with the others
+    if batch is None and type(said.get("micro_batch_size", 1)) is int:
+        said["global_batch_size"] = said.get("micro_batch_size", 1) * accumulation * replicas
+    elif "micro_batch_size" not in said and type(batch) is int:
+        fields.divides(
+            ("accumulation x data parallel", max(1, accumulation * replicas)),
+            ("global batch size", batch),
+        )
+        said["micro_batch_size"] = batch // max(1, accumulation * replicas)
 
 
 def _qkv_width(model: Model) -> int:

@@ -38,6 +38,8 @@ def pattern(name: str, value: Any, layers: int) -> tuple[int, ...]:
     (0, 1, 1, 1)
     >>> pattern("window_layers", "([0, 1]*2)", 4)
     (0, 1, 0, 1)
+    >>> pattern("moe_layers", "([0]*1+[1]*1)*2", 4)
+    (0, 1, 0, 1)
     """
     found: Any = _repeated(value) if isinstance(value, str) and len(value) <= 1000 else value
     listed = isinstance(found, (list, tuple))
@@ -54,8 +56,8 @@ def pattern(name: str, value: Any, layers: int) -> tuple[int, ...]:
 def _repeated(text: str) -> list[int] | None:
     """The list that ``[0]*3+[1]*58`` writes, read by its own grammar; None if it is another."""
     text = "".join(text.split())
-    if text.startswith("(") and text.endswith(")"):
-        text = text[1:-1]
+    whole = re.fullmatch(r"\(([^()]*)\)(?:\*([0-9]{1,6}))?", text)
+    text, again = (whole[1], int(whole[2] or 1)) if whole else (text, 1)
     found: list[int] = []
     for term in text.split("+"):
         match = re.fullmatch(r"\[([01](?:,[01])*)\](?:\*([0-9]{1,6}))?", term)
@@ -66,7 +68,7 @@ def _repeated(text: str) -> list[int] | None:
         if times * len(digits) + len(found) > 100_000:
             return None
         found += digits * times
-    return found
+    return found * again if again * len(found) <= 100_000 else None
 
 
 def flag(name: str, value: Any) -> None:

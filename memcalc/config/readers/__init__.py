@@ -1,51 +1,144 @@
 """Readers: one file a format, each turning what lies on a disk into a Source.
 
 A file is hostile until proven otherwise: it is opened only if it is a regular file, read up to a
-bound, parsed without evaluating anything, and its depth is bounded too.
+bound, parsed without evaluating anything, and its depth is bounded too. Its format is told by what
+it holds; its name only says which of JSON, YAML and shell to try first.
 """
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memcalc.config.config import Source
-from memcalc.config.readers import huggingface, native
+from memcalc.config.config import RunSource, Source
+from memcalc.config.readers import (
+    deepspeed,
+    huggingface,
+    megatron,
+    nanotron,
+    native,
+    neox,
+    yaml,
+)
 from memcalc.errors import ConfigError, InputError
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
+SUFFIXES = (".json", ".sh", ".yaml", ".yml")
 
-# A format is told by a key that only its files have.
-READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str], Source]]] = {
+Read = Callable[[Mapping[str, Any], str], Source | RunSource]
+
+# A format is told by keys that only its files have; of several, by the first.
+READERS: dict[str, tuple[tuple[str, ...], Read]] = {
     "memcalc": (("memcalc",), native.read),
     "Hugging Face": (("model_type", "architectures"), huggingface.read),
+    "Megatron-LM": (("MODEL_ARGS",), megatron.read_yaml),
+    "nanotron": (("parallelism", "tokens"), nanotron.read),
+    "gpt-neox": (neox.TELLING, neox.read),
+    "DeepSpeed": (deepspeed.TELLING, deepspeed.read),
 }
+
+_ARGUMENT = re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=\\\"']|$)", re.MULTILINE)
+_KEY = re.compile(r"^[{\s]*[\"']?[\w.-]+[\"']?\s*:(?:\s|$)", re.MULTILINE)
+_MODEL_ARGS = re.compile(r"^MODEL_ARGS:", re.MULTILINE)
 
 
 def read(path: Path) -> Source:
-    """The model, and what is said of its run, from a JSON file or a folder with a config.json.
+    """The model, and what is said of its run, from a file or a folder with a config.json.
+
+    Raises:
+        InputError: The file cannot be read, or is of no format that memcalc knows.
+        ConfigError: It can be read, but what it says cannot be, or it holds no model.
+    """
+    source = _read(path)
+    if isinstance(source, RunSource):
+        raise ConfigError(
+            f"{path}: a run without a model; name a model, and give this file with --run"
+        )
+    return source
+
+
+def read_run(path: Path) -> RunSource:
+    """What a file says of parallelism and run; of a model in it, nothing is taken.
 
     Raises:
         InputError: The file cannot be read, or is of no format that memcalc knows.
         ConfigError: It can be read, but what it says cannot be.
     """
+    source = _read(path)
+    if isinstance(source, RunSource):
+        return source
+    ignored = f"of {_name(path)} only parallelism and run, not its model"
+    return RunSource(
+        source.settings, (*source.assumed, ignored), source.unmodelled, source.accumulation
+    )
+
+
+def _read(path: Path) -> Source | RunSource:
     if os.path.isdir(path):
         folder, path = path, path / "config.json"
         if not os.path.exists(path):
             raise InputError(f"{folder}: the folder has no config.json")
-    content = parse(_bytes(path), str(path))
+    reader = _reader(_bytes(path), path)
+    try:
+        return reader(_name(path))
+    except (ConfigError, InputError) as error:
+        kind = ConfigError if isinstance(error, ConfigError) else InputError
+        raise kind(f"{path}: {error}") from error
+
+
+def _name(path: Path) -> str:
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return "".join(c if c.isprintable() else "?" for c in name)[:200] or path.stem
+
+
+def _reader(data: bytes, path: Path) -> Callable[[str], Source | RunSource]:
+    """The reader of the format that the bytes are of, which still needs a name."""
+    suffix, where = path.suffix.lower(), str(path)
+    if suffix == ".json":
+        return _told(parse(data, where), where)
+    text = _text(data, where)
+    if _is_script(text, suffix):
+        return partial(megatron.read_script, text)
+    if suffix not in (".yaml", ".yml") and text.lstrip().startswith("{"):
+        try:
+            return _told(parse(data, where), where)
+        except InputError:
+            if suffix:
+                raise
+    content = yaml.parse(text, where, MAX_DEPTH)
+    if not isinstance(content, dict):
+        raise InputError(f"{where}: neither keys with values nor a script with arguments")
+    return _told(content, where)
+
+
+def _is_script(text: str, suffix: str) -> bool:
+    if text.startswith("#!") or _MODEL_ARGS.search(text):
+        return text.startswith("#!")
+    if suffix == ".sh":
+        return True
+    return bool(_ARGUMENT.search(text)) and not _KEY.search(text)
+
+
+def _told(content: Mapping[str, Any], where: str) -> Callable[[str], Source | RunSource]:
     for keys, reader in READERS.values():
         if any(key in content for key in keys):
-            name = path.resolve().parent.name if path.name == "config.json" else path.stem
-            name = "".join(c if c.isprintable() else "?" for c in name) or path.stem
-            try:
-                return reader(content, name)
-            except (ConfigError, InputError) as error:
-                raise type(error)(f"{path}: {error}") from error
-    known = ", ".join(f"{format_} ({' or '.join(keys)})" for format_, (keys, _) in READERS.items())
-    raise InputError(f"{path}: no key tells its format; known are {known}")
+            return partial(reader, content)
+    known = ", ".join(f"{name} ({' or '.join(keys[:2])})" for name, (keys, _) in READERS.items())
+    raise InputError(f"{where}: no key tells its format; known are {known}")
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 text") from error
+    if "\0" in text or "\1" in text:
+        raise InputError(f"{where}: not text")
+    return text
 
 
 def parse(data: bytes, where: str) -> Mapping[str, Any]:
@@ -58,9 +151,9 @@ def parse(data: bytes, where: str) -> Mapping[str, Any]:
         InputError: The bytes are not UTF-8, not JSON, not an object, or nested too deeply.
     """
     try:
-        content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 text") from error
+        content = json.loads(_text(data, where), object_pairs_hook=_unique)
+    except InputError:
+        raise
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
         raise InputError(f"{where}: not JSON: {error.msg} at {at}") from error

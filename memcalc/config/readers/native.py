@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from memcalc.config.config import OTHER_SETTINGS, PARALLEL_SETTINGS, RUN_SETTINGS, Source
+from memcalc.config.config import OTHER_SETTINGS, PARALLEL_SETTINGS, RUN_SETTINGS, RunSource, Source
 from memcalc.config.model import Model
 from memcalc.errors import InputError, nearest
 
@@ -17,8 +17,8 @@ _MODEL = tuple(field.name for field in dataclass_fields(Model))
 _REQUIRED = ("layers", "hidden_size", "heads")
 
 
-def read(content: Mapping[str, Any], name: str) -> Source:
-    """The Source that a native file describes; ``name`` is used where the file gives none.
+def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
+    """What a native file says, with or without a model; ``name`` is used where it gives none.
 
     Raises:
         InputError: A key is unknown or missing, or the version is another one.
@@ -31,12 +31,14 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     if type(content["memcalc"]) is not int or content["memcalc"] != VERSION:
         raise InputError(f'"memcalc" must be {VERSION}, the version of the format')
     _known("the file", content, ("memcalc", "model", "parallel", "run"))
+    parallel = _section(content, "parallel", PARALLEL_SETTINGS)
+    run = _section(content, "run", (*RUN_SETTINGS, *OTHER_SETTINGS))
+    if "model" not in content:
+        return RunSource({**parallel, **run})
     model = _section(content, "model", _MODEL)
     for key in _REQUIRED:
         if key not in model:
             raise InputError(f"model has no {key!r}")
-    parallel = _section(content, "parallel", PARALLEL_SETTINGS)
-    run = _section(content, "run", (*RUN_SETTINGS, *OTHER_SETTINGS))
     return Source(Model(**{"name": name, **model}), {**parallel, **run})
 
 

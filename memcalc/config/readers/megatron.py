@@ -1,0 +1,634 @@
+"""Megatron-LM: what its arguments say, from a launch script or from a YAML of ``MODEL_ARGS``.
+
+The arguments' names and defaults are those of ``megatron/training/arguments.py``. Whatever stands
+in a script only as a running shell would know it is not guessed: of the model it is refused, of
+parallelism and run it is left out with a warning; both name it.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from memcalc.config import fields, recompute
+from memcalc.config.config import RunSource, Source
+from memcalc.config.model import Model
+from memcalc.config.readers import shell
+from memcalc.config.readers.megatron_names import (
+    ACTIVATIONS,
+    BACKENDS,
+    CONTEXT_KINDS,
+    FLAGS,
+    HARMLESS,
+    HARMLESS_FAMILIES,
+    IMPLEMENTATIONS,
+    LAUNCHER,
+    NORMS,
+    POSITIONS,
+    SIZES,
+    TELLING,
+    UNMODELLED,
+    UNMODELLED_VALUES,
+    VALUES,
+)
+from memcalc.errors import ConfigError, InputError, nearest
+
+Answer = TypeVar("Answer")
+
+MOST_NAMED = 32  # names in one line
+
+
+class _OpenError(InputError):
+    """An argument whose value only a running shell knows."""
+
+
+@dataclass
+class _Arguments:
+    """Arguments by name, without their dashes, and what there is to tell about them."""
+
+    words: Mapping[str, Sequence[str]]
+    loose: Sequence[str] = ()  # what stands where further arguments may be
+    assumed: list[str] = field(default_factory=list)
+    unmodelled: list[str] = field(default_factory=list)
+
+    def text(self, name: str) -> str | None:
+        """The one value of an argument, or None where it is not there."""
+        if name not in self.words:
+            return None
+        values = self.words[name]
+        self._closed(name, values[:1])
+        known = [value for value in values if not shell.opened(value)]
+        if len(known) != 1:
+            raise ConfigError(f"--{name} takes one value, not {len(known)}")
+        return known[0]
+
+    def count(self, name: str) -> int | None:
+        """A whole number."""
+        value = self.text(name)
+        if value is not None and not re.fullmatch(r"[-+]?[0-9]{1,18}", value):
+            raise InputError(f"--{name} must be a whole number, not {value[:40]!r}")
+        return None if value is None else int(value)
+
+    def number(self, name: str) -> float | None:
+        """A number."""
+        value = self.text(name)
+        if value is not None and not re.fullmatch(r"-?[0-9.]{1,20}(e[-+]?[0-9]{1,2})?", value):
+            raise InputError(f"--{name} must be a number, not {value[:40]!r}")
+        try:
+            return None if value is None else float(value)
+        except ValueError as error:
+            raise InputError(f"--{name} must be a number, not {value!r}") from error
+
+    def word(self, name: str, known: Mapping[str, str]) -> str | None:
+        """What a word stands for."""
+        value = self.text(name)
+        if value is not None and value not in known:
+            shown = value[:40]
+            raise InputError(f"--{name} {shown!r} is not modelled; {nearest(shown, known)}")
+        return None if value is None else known[value]
+
+    def flag(self, name: str) -> bool:
+        """Whether an argument is there."""
+        return name in self.words
+
+    def several(self, name: str) -> list[str]:
+        """All values of an argument, written as words or as a list: ``[a b]``, ``a,b``."""
+        values = self.words.get(name, ())
+        self._closed(name, values)
+        return re.sub(r"[\[\]'\",]", " ", " ".join(values)).split()
+
+    def run(self, ask: Callable[..., Answer], *given: Any) -> Answer | None:
+        """What is asked of parallelism and run: None, with a warning, where it stays open."""
+        try:
+            return ask(*given)
+        except _OpenError as error:
+            self.unmodelled.append(f"{error}: give it yourself")
+            return None
+
+    def defaulted(self, value: Answer | None, default: Answer, fact: str) -> Answer:
+        """A value, or Megatron's default, listed as assumed."""
+        if value is not None:
+            return value
+        self.assumed.append(f"{fact} {default} (Megatron's default)")
+        return default
+
+    def _closed(self, name: str, values: Iterable[str]) -> None:
+        names = [each for value in values for each in shell.opened(value)]
+        if names:
+            raise _OpenError(f"--{name} is not known, for the file leaves {_listed(names)} open")
+
+
+def read_script(text: str, name: str) -> Source | RunSource:
+    r"""What a launch script says; ``name`` is what to call the model.
+
+    Raises:
+        InputError: No command of the script and none of its variables holds such arguments.
+        ConfigError: Two arguments contradict each other, or a value is out of its bounds.
+
+    >>> script = "H=64\ntorchrun --nproc_per_node 8 x.py --num-layers 2 --hidden-size $H "
+    >>> source = read_script(script + "--num-attention-heads 4 --micro-batch-size 1 --bf16", "x")
+    >>> source.model.ffn_size, source.settings["dp"], source.settings["precision"]
+    (256, 8, 'bf16')
+    """
+    script = shell.read(text)
+    commands = _training(script)
+    words, maybe = _options(commands)
+    said = _Arguments(words, _loose(command for certain, command in commands if certain))
+    if maybe:
+        said.unmodelled.append(
+            f"not used, for they stand under a condition that is not known: {_listed(maybe)}"
+        )
+    if said.loose:
+        said.unmodelled.append(
+            f"arguments may be missing, for the file leaves {_listed(said.loose)} open"
+        )
+    programs = {word.rpartition("/")[2] for _, command in commands for word in command}
+    return _source(said, name, _world(said, script), programs)
+
+
+def read_yaml(content: Mapping[str, Any], name: str) -> Source | RunSource:
+    """What a YAML of ``MODEL_ARGS`` says; ``name`` is what to call the model.
+
+    Raises:
+        InputError: ``MODEL_ARGS`` does not hold arguments.
+        ConfigError: As ``read_script``.
+
+    >>> sizes = {"--num-layers": 2, "--hidden-size": 64, "--num-attention-heads": 4}
+    >>> arguments = {**sizes, "--swiglu": True, "--sequence-parallel": False}
+    >>> read_yaml({"MODEL_ARGS": arguments}, "x").model.activation
+    'swiglu'
+    """
+    given = content["MODEL_ARGS"]
+    if not isinstance(given, dict):
+        raise InputError("MODEL_ARGS must hold arguments")
+    words = {
+        key.lstrip("-").replace("_", "-"): _yaml_words(key, value)
+        for key, value in given.items()
+        if value is not None and value is not False
+    }
+    return _source(_Arguments(words), name, None, ())
+
+
+def _yaml_words(key: str, value: Any) -> list[str]:
+    if value is True:
+        return []
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(each, (dict, list)) for each in values):
+        raise InputError(f"{shell.shown(key)} must be a value or a list of values")
+    texts = [str(each).replace("\0", " ") for each in values]
+    return [re.sub(r"\$\{?(\w+)\}?", lambda m: shell.unknown(f"${m[1]}"), text) for text in texts]
+
+
+def _training(script: shell.Script) -> list[tuple[bool, list[str]]]:
+    """The commands that train, and what may be given to them; else what variables hold."""
+    commands = [(certain, _split(words)) for certain, words in script.commands]
+    training = [_is_training(words) for _, words in commands]
+    found = [each for each, trains in zip(commands, training, strict=True) if trains]
+    if any(certain for certain, _ in found):
+        return [
+            (certain, words)
+            for (certain, words), trains in zip(commands, training, strict=True)
+            if trains or not certain
+        ]
+    if found:
+        return [(True, words) for _, words in found]
+    held = _split(value for values in script.variables.values() for value in values)
+    if any(_option(word)[0] for word in held):
+        return [(True, held)]
+    raise InputError("no command with arguments such as --num-layers or --micro-batch-size")
+
+
+def _is_training(words: Iterable[str]) -> bool:
+    return any(_option(word)[0] in TELLING for word in words)
+
+
+def _split(words: Iterable[str]) -> list[str]:
+    """Words, where ``bash -c`` and ``eval`` are given several arguments as one."""
+    found: list[str] = []
+    for word in words:
+        found += word.split() if " --" in f" {word}" else [word]
+    return found
+
+
+def _option(word: str) -> tuple[str, str | None]:
+    """The name and the value of ``--name=value``; an empty name where it is no argument."""
+    match = re.match(r"--([A-Za-z][\w-]*)(?:=(.*))?$", word, re.DOTALL)
+    return (match[1].replace("_", "-"), match[2]) if match else ("", None)
+
+
+def _options(commands: Iterable[tuple[bool, list[str]]]) -> tuple[dict[str, list[str]], list[str]]:
+    """The arguments of commands that run, and the names of those that only may be given."""
+    words: dict[str, list[str]] = {}
+    maybe: dict[str, None] = {}
+    for certain, command in commands:
+        for name, values in _command_options(command).items():
+            if _harmless(name):
+                words.setdefault(name, values)
+            elif not certain:
+                maybe[name] = None
+            elif words.setdefault(name, values) != values:
+                both = " and ".join(shell.shown(" ".join(v)) for v in (words[name], values))
+                raise ConfigError(f"two commands differ in --{name}: {both}")
+    return words, [f"--{name}" for name in maybe if name not in words]
+
+
+def _command_options(command: Iterable[str]) -> dict[str, list[str]]:
+    """Arguments of one command; the last of one name counts, as for Megatron's parser."""
+    found: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for word in command:
+        name, value = _option(word)
+        if name:
+            values = found[name] = [] if value is None else [_unquoted(value)]
+        elif values is not None:
+            values.append(_unquoted(word))
+    return {name: values[:1] if name in LAUNCHER else values for name, values in found.items()}
+
+
+def _unquoted(word: str) -> str:
+    """A value without the quotes that are left in it where a string is evaluated."""
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
+
+
+def _loose(commands: Iterable[list[str]]) -> list[str]:
+    """What stands open where it may be arguments rather than a value."""
+    found: list[str] = []
+    for command in commands:
+        taken = 0  # values that the argument before may still take
+        for word in command[1:]:
+            name, value = _option(word)
+            if name:
+                many = name.startswith(("data", "train-data", "valid-data", "test-data"))
+                taken = 0 if name in FLAGS or value is not None else len(command) if many else 1
+            elif taken:
+                taken -= 1
+            elif word.startswith("\0") and word.count("\0") == 2:
+                found += shell.opened(word)
+    return list(dict.fromkeys(found))
+
+
+def _harmless(name: str) -> bool:
+    if name in UNMODELLED or name in FLAGS or name in VALUES:
+        return False
+    return name in HARMLESS or name in LAUNCHER or name.startswith(HARMLESS_FAMILIES)
+
+
+def _world(said: _Arguments, script: shell.Script) -> int | None:
+    """The GPUs that a script starts, where it says so."""
+
+    def held(*names: str) -> str:
+        found = [script.variables[name] for name in names if script.variables.get(name)]
+        return found[0][0] if found else ""
+
+    def given(name: str) -> str:
+        return next(iter(said.words.get(name, ())), "")
+
+    launched = (
+        given("nproc-per-node") or given("num-gpus"),
+        given("nnodes") or given("num-nodes") or "1",
+    )
+    variables = held("GPUS_PER_NODE", "NPROC_PER_NODE"), held("NNODES", "NUM_NODES")
+    for pair in (launched, variables, (held("WORLD_SIZE"), "1")):
+        if all(re.fullmatch(r"[0-9]{1,6}", each) for each in pair):
+            return int(pair[0]) * int(pair[1])
+    return None
+
+
+def _source(
+    said: _Arguments, name: str, world: int | None, programs: Iterable[str]
+) -> Source | RunSource:
+    """What arguments say, with or without a model."""
+    settings = {**_parallel(said, world), **_run(said)}
+    model = None
+    if any(size in said.words for size in SIZES):
+        model = _model(said, name, settings["tp"] or 1, programs)
+    layers = model.layers if model else None
+    settings["vpp"] = said.run(_chunks, said, layers, settings["pp"] or 1)
+    chunks = (settings["pp"] or 1) * (settings["vpp"] or 1)
+    settings["recompute"] = said.run(_recompute, said, layers and -(-layers // max(1, chunks)))
+    _tell(said)
+    known = {key: value for key, value in settings.items() if value is not None}
+    lines = tuple(said.assumed), tuple(said.unmodelled)
+    return RunSource(known, *lines) if model is None else Source(model, known, *lines)
+
+
+def _tell(said: _Arguments) -> None:
+    """A line for each argument that is not modelled, and one for all that are not known."""
+    for name, reason in UNMODELLED.items():
+        if said.flag(name) and list(said.words[name]) not in (["none"], ["0"]):
+            said.unmodelled.append(f"--{name} is not modelled: {reason}")
+    for (name, value), reason in UNMODELLED_VALUES.items():
+        if value in said.words.get(name, ()):
+            said.unmodelled.append(f"--{name} {value} is not modelled: {reason}")
+    known = {*UNMODELLED, *FLAGS, *VALUES}
+    unknown = [name for name in said.words if name not in known and not _harmless(name)]
+    if unknown:
+        names = _listed(f"--{name[:40]}" for name in sorted(unknown))
+        said.unmodelled.append(f"not used, for memcalc does not know it: {names}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(dict.fromkeys(shell.shown(name) for name in names))
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _parallel(said: _Arguments, world: int | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "tp": said.run(said.count, "tensor-model-parallel-size"),
+        "pp": said.run(said.count, "pipeline-model-parallel-size"),
+        "cp": said.run(said.count, "context-parallel-size"),
+        "cp_kind": said.run(said.word, "cp-comm-type", CONTEXT_KINDS),
+        "ep": said.run(said.count, "expert-model-parallel-size"),
+        "etp": said.run(said.count, "expert-tensor-parallel-size"),
+        "sp": said.flag("sequence-parallel") or None,
+        "dp": None,
+    }
+    size = math.prod(settings[degree] or 1 for degree in ("tp", "pp", "cp"))
+    if world and size > 0 and world % size == 0:
+        settings["dp"] = world // size
+    elif world:
+        said.assumed.append(f"data parallel 1 (the file's {world} GPUs are no multiple of {size})")
+    return settings
+
+
+def _run(said: _Arguments) -> dict[str, Any]:
+    if said.flag("bf16") and said.flag("fp16"):
+        raise ConfigError("--bf16 and --fp16 contradict each other")
+    if "rampup-batch-size" in said.words:
+        said.assumed.append("the global batch size that its ramp-up ends with")
+    precision = next((name for name in ("bf16", "fp16") if said.flag(name)), None)
+    if precision is None and "micro-batch-size" in said.words:
+        precision = said.defaulted(None, "fp32", "precision")
+    implementation = said.run(said.word, "transformer-impl", IMPLEMENTATIONS)
+    if said.flag("use-legacy-models"):
+        implementation = "megatron-local"
+    attention = said.run(said.word, "attention-backend", BACKENDS)
+    if implementation == "megatron-local" and said.flag("use-flash-attn"):
+        attention = "flash"
+    length = "encoder-seq-length" if "encoder-seq-length" in said.words else "seq-length"
+    return {
+        "seq_length": said.run(said.count, length),
+        "micro_batch_size": said.run(said.count, "micro-batch-size"),
+        "global_batch_size": said.run(said.count, "global-batch-size"),
+        "precision": precision,
+        "implementation": implementation or "megatron",
+        "attention": attention or None,
+    }
+
+
+def _chunks(said: _Arguments, layers: int | None, stages: int) -> int | None:
+    """Virtual stages of a pipeline rank."""
+    virtual = said.count("num-virtual-stages-per-pipeline-rank")
+    each = said.count("num-layers-per-virtual-pipeline-stage")
+    if each is not None and virtual is not None:
+        raise ConfigError(
+            "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
+            "contradict each other"
+        )
+    if each is None or layers is None:
+        return virtual
+    if min(each, stages) < 1 or layers % (each * stages):
+        raise ConfigError(
+            f"--num-layers-per-virtual-pipeline-stage {each} x pipeline parallel {stages} does "
+            f"not divide layers {layers}"
+        )
+    return layers // (each * stages)
+
+
+def _recompute(said: _Arguments, layers: int | None) -> str | None:
+    """The words for what is recomputed; ``layers`` are those of one model chunk."""
+    granularity = said.text("recompute-granularity")
+    if said.flag("recompute-activations") or said.flag("moe-layer-recompute"):
+        granularity = "selective"
+    if said.flag("checkpoint-activations") or (
+        granularity is None and said.flag("activations-checkpoint-method")
+    ):
+        granularity = "full"
+    if granularity in (None, "none"):
+        return None
+    if granularity == "full":
+        return _full(said, layers)
+    if granularity != "selective":
+        raise InputError(
+            f"--recompute-granularity {granularity[:40]!r} is unknown; "
+            "choose from 'full', 'selective'"
+        )
+    modules = said.several("recompute-modules")
+    modules += ["moe"] * (said.flag("moe-layer-recompute") and "moe" not in modules)
+    return _selective(said, modules or ["core_attn"])
+
+
+def _full(said: _Arguments, layers: int | None) -> str:
+    number = said.count("recompute-num-layers")
+    method = said.text("recompute-method")
+    if number == 0:
+        said.unmodelled.append("full recomputation of --recompute-num-layers 0 recomputes nothing")
+        return "none"
+    if number is not None and method == "block" and layers is not None and number < layers:
+        said.unmodelled.append(
+            f"--recompute-method block recomputes {number} of a chunk's {layers} layers; more is "
+            "kept than counted, which is as if it were all of them"
+        )
+    elif number is not None and method == "uniform" and number > 1:
+        said.unmodelled.append(
+            f"--recompute-method uniform keeps one input for {number} layers; less is kept than "
+            "counted, which is one for each"
+        )
+    return "full"
+
+
+def _selective(said: _Arguments, modules: Iterable[str]) -> str | None:
+    """Megatron's words for modules, as far as ``recompute`` knows them."""
+    known = []
+    for module in modules:
+        if _is_known(module):
+            known.append(module)
+        else:
+            said.unmodelled.append(
+                f"--recompute-modules {shell.shown(module)} is not modelled: less is kept than "
+                "counted"
+            )
+    return ",".join(dict.fromkeys(known)) or None
+
+
+def _is_known(word: str) -> bool:
+    try:
+        recompute.policy([word])
+    except ConfigError:
+        return False
+    return True
+
+
+def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Model:
+    layers = said.count("encoder-num-layers" if "num-layers" not in said.words else "num-layers")
+    sizes = {
+        "layers": ("num-layers", layers),
+        "hidden_size": ("hidden-size", said.count("hidden-size")),
+        "heads": ("num-attention-heads", said.count("num-attention-heads")),
+    }
+    for argument, value in sizes.values():
+        if value is None:
+            hint = f", unless {_listed(said.loose)} gives it" if said.loose else ""
+            raise InputError(f"no --{argument}{hint}")
+    whole = {fact: value or 0 for fact, (_, value) in sizes.items()}
+    fields.whole("layers", whole["layers"], 100_000)
+    fields.whole("hidden_size", whole["hidden_size"], 2**24)
+    facts = {
+        **whole,
+        **_kinds(said),
+        **_widths(said, whole["hidden_size"]),
+        **_dropouts(said),
+        **_windows(said, whole["layers"]),
+        **(_latent(said, whole["heads"]) if said.flag("multi-latent-attention") else _heads(said)),
+        **_experts(said, whole["layers"]),
+        "vocab_size": _vocabulary(said, tp),
+        "max_seq_length": said.count("max-position-embeddings"),
+        "mtp_layers": said.count("mtp-num-layers"),
+        "causal": not any(program.startswith("pretrain_bert") for program in programs),
+    }
+    if any(program.startswith("pretrain_t5") for program in programs):
+        said.unmodelled.append("pretrain_t5 trains two stacks of layers: one is counted")
+    stated = {fact: value for fact, value in facts.items() if value is not None}
+    return Model(name=name, source="Megatron-LM arguments", **stated)
+
+
+def _kinds(said: _Arguments) -> dict[str, Any]:
+    """Norms, biases, positions and what else is a word or a flag."""
+    biases = not said.flag("disable-bias-linear")
+    position = said.word("position-embedding-type", POSITIONS) or "learned"
+    if position == "learned" and said.flag("no-position-embedding"):
+        position = "none"
+    if said.flag("use-rotary-position-embeddings") or said.flag("multi-latent-attention"):
+        position = "rotary"
+    fp32 = said.flag("attention-softmax-in-fp32") or said.flag("apply-query-key-layer-scaling")
+    return {
+        "norm": said.word("normalization", NORMS),
+        "position": position,
+        "qkv_bias": biases or said.flag("add-qkv-bias"),
+        "proj_bias": biases,
+        "mlp_bias": biases,
+        "qk_norm": said.flag("qk-layernorm"),
+        "attention_sinks": said.text("softmax-type") == "learnable",
+        "softmax_fp32": fp32,
+        "tied_embeddings": not said.flag("untie-embeddings-and-output-weights"),
+    }
+
+
+def _widths(said: _Arguments, hidden: int) -> dict[str, Any]:
+    """The activation, and the MLP's width, of which Megatron's default depends on it."""
+    chosen = [name for name in ACTIVATIONS if said.flag(name)]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(f'--{name}' for name in chosen)} contradict each other")
+    width = said.count("ffn-hidden-size")
+    if width is None:
+        gated = chosen == ["swiglu"]
+        width = 8 * hidden // 192 * 64 if gated else 4 * hidden
+        said.assumed.append(f"ffn_size {width} (Megatron's default)")
+    return {"activation": ACTIVATIONS[chosen[0]] if chosen else "gelu", "ffn_size": width}
+
+
+def _dropouts(said: _Arguments) -> dict[str, Any]:
+    attention = said.defaulted(said.number("attention-dropout"), 0.1, "attention-dropout")
+    hidden = said.defaulted(said.number("hidden-dropout"), 0.1, "hidden-dropout")
+    return {
+        "attention_dropout": attention,
+        "hidden_dropout": hidden,
+        "embedding_dropout": hidden,
+    }
+
+
+def _heads(said: _Arguments) -> dict[str, Any]:
+    groups = said.count("num-query-groups")
+    if said.flag("group-query-attention"):
+        groups = said.defaulted(groups, 1, "num-query-groups")
+    elif groups is not None:
+        said.unmodelled.append(
+            "--num-query-groups has no effect without --group-query-attention, and is not used"
+        )
+        groups = None
+    return {"kv_heads": groups, "head_size": said.count("kv-channels")}
+
+
+def _latent(said: _Arguments, heads: int) -> dict[str, Any]:
+    """Multi-head latent attention."""
+    rank = said.count("kv-lora-rank")
+    if rank is None:
+        raise InputError(
+            "--multi-latent-attention needs --kv-lora-rank, for Megatron's default has changed"
+        )
+    rotated = said.defaulted(said.count("qk-pos-emb-head-dim"), 64, "qk-pos-emb-head-dim")
+    plain = said.defaulted(said.count("qk-head-dim"), 128, "qk-head-dim")
+    return {
+        "kv_heads": heads,
+        "head_size": plain + rotated,
+        "rope_head_size": rotated,
+        "v_head_size": said.defaulted(said.count("v-head-dim"), 128, "v-head-dim"),
+        "q_lora_rank": said.count("q-lora-rank"),
+        "kv_lora_rank": rank,
+    }
+
+
+def _windows(said: _Arguments, layers: int) -> dict[str, Any]:
+    """Sliding windows: ``left,right`` are tokens beside the token itself; -1 is no bound."""
+    window = "".join(said.several("window-size")[:1]).strip("()")
+    if not window:
+        return {}
+    if not re.fullmatch(r"-1|[0-9]{1,9}", window):
+        raise InputError(f"--window-size must begin with a whole number, not {window[:40]!r}")
+    if window == "-1":
+        return {}
+    skipped = _frequency(said, "window-attn-skip-freq", layers, lambda layer, n: (layer + 1) % n)
+    return {"sliding_window": int(window) + 1, "window_layers": skipped}
+
+
+def _experts(said: _Arguments, layers: int) -> dict[str, Any]:
+    """Mixture of experts."""
+    experts = said.count("num-experts")
+    if not experts:
+        return {}
+    capacity = said.number("moe-expert-capacity-factor")
+    return {
+        "experts": experts,
+        "experts_per_token": said.defaulted(said.count("moe-router-topk"), 2, "moe-router-topk"),
+        "expert_ffn_size": said.count("moe-ffn-hidden-size"),
+        "shared_ffn_size": said.count("moe-shared-expert-intermediate-size"),
+        "shared_gate": said.flag("moe-shared-expert-gate"),
+        "moe_layers": _frequency(said, "moe-layer-freq", layers, lambda layer, n: layer % n == 0),
+        "router": said.text("moe-router-score-function"),
+        "capacity_factor": capacity if capacity is not None and capacity >= 0 else None,
+    }
+
+
+def _frequency(said: _Arguments, name: str, layers: int, chosen: Callable[[int, int], Any]) -> Any:
+    """A 0 or 1 for each layer, from a number or a pattern; None where nothing is said."""
+    values = said.words.get(name)
+    if values is None:
+        return None
+    said._closed(name, values)
+    pattern = "".join(values)
+    if re.fullmatch(r"[0-9]{1,9}", pattern):
+        if int(pattern) < 1:
+            raise ConfigError(f"--{name} must be at least 1")
+        return tuple(int(bool(chosen(layer, int(pattern)))) for layer in range(layers))
+    if re.fullmatch(r"[01]( ?[01])+", " ".join(values)):  # a list of YAML
+        return tuple(int(value) for value in values)
+    return pattern
+
+
+def _vocabulary(said: _Arguments, tp: int) -> int | None:
+    """The size of the vocabulary, padded as Megatron pads it."""
+    padded = said.count("padded-vocab-size")
+    size = said.count("vocab-size")
+    multiple = said.count("make-vocab-size-divisible-by")
+    if padded is not None or size is None:
+        return padded
+    size += said.count("extra-vocab-size") or 0
+    each = (128 if multiple is None else multiple) * tp
+    if each < 1:
+        raise ConfigError(f"a vocabulary is not padded to a multiple of {each}")
+    padded = -(-size // each) * each
+    if padded != size:
+        said.assumed.append(f"vocabulary {padded} ({size} padded to a multiple of {each})")
+    return padded
