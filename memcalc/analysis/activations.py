@@ -57,8 +57,9 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
         region = outermost(op, policy)
         if region is None:
             for save in op.saves:
+                whole = save._replace(tensor=save.tensor.kept_as or save.tensor)
                 if save.tensor not in gone:
-                    _keep(found, save, op.name, op.regions)
+                    _keep(found, whole, op.name, op.regions)
             continue
         inside = made.setdefault(region, set())
         path = op.regions[: op.regions.index(region) + 1]

@@ -27,7 +27,8 @@ def projected(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
     """x (s, b, h) -> q (s, b, a, d), k and v (s, b, k, d): one product, then norms and rotation."""
     x = ops.enter_tensor_parallel(g, "attention_enter", x, m.kernels.keeps_gathered)
     heads = {"query": (m.a, m.d), "key": (m.k, m.d), "value": (m.k, m.d)}
-    q, k, v = ops.linear(g, "qkv", x, heads, ops.COLUMN, bias=m.model.qkv_bias)
+    packed = m.model.packed_qkv and views(m)
+    q, k, v = ops.linear(g, "qkv", x, heads, ops.COLUMN, bias=m.model.qkv_bias, packed=packed)
     if m.model.qk_norm:
         q, k = norm(g, "query_norm", q, m), norm(g, "key_norm", k, m)
     if m.model.position == "rotary":
@@ -59,11 +60,16 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
     with g.region("mla_up"):
         (q,) = ops.linear(g, "q_up", q, {"query": (m.a, m.d)}, ops.COLUMN)
         up = {"key_nope": (m.a, nope), "value": (m.a, value)}
-        key_nope, v = ops.linear(g, "kv_up", compressed, up, ops.COLUMN)
+        key_nope, v = ops.linear(g, "kv_up", compressed, up, ops.COLUMN, packed=views(m))
         q = ops.rotary(g, "query_rotary", q)
         key_rope = ops.rotary(g, "key_rotary", key_rope)
         k = ops.concatenate(g, "key_join", "key", (key_nope, key_rope), q.axes)
         return q, k, v
+
+
+def views(m: Spec) -> bool:
+    """Whether the kernel keeps views: a flash kernel does, products copy what is not contiguous."""
+    return m.kernels.views_packed and m.kernels.attention == "flash"
 
 
 def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:

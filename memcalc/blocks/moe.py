@@ -24,14 +24,23 @@ def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
     """x (s, b, h) -> (s, b, h): router, the way to the experts' ranks, experts, the way back."""
     assert m.routed is not None
     experts, width = m.others["n"], m.others["g"]
-    bias = m.model.router_bias
-    weights = ops.router(g, "router", x, experts, m.others["r"], bias)
-    tokens = ops.dispatch(g, "dispatch", x, m.routed)
-    packed = width.times(2) if m.model.gated else width
-    y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, m.model.mlp_bias)
+    model = m.model
+    weights = ops.router(
+        g,
+        "router",
+        x,
+        experts,
+        m.others["r"],
+        model.router_dtype,
+        model.router_bias,
+        model.router_norm,
+    )
+    tokens = ops.dispatch(g, "dispatch", x, m.routed, experts, m.kernels.sorts_routes)
+    packed = width.times(2) if model.gated else width
+    y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, model.mlp_bias)
     with g.region("expert_act"):
         y = activated(g, "experts", y, g.mesh.expert_tensor(width), m)
-    y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, m.model.mlp_bias)
+    y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, model.mlp_bias)
     return ops.combine(g, "combine", y, weights, x.axes, m.kernels.weighs_outputs)
 
 

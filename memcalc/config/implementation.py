@@ -28,6 +28,10 @@ class Implementation:
             rather than gathering them again in backward.
         weighs_outputs: Whether experts' outputs are weighed after their second product, which keeps
             them, rather than before it.
+        views_packed: Whether the value that a flash kernel keeps stays a view of all that it was
+            packed with, where the model's code packs it.
+        sorts_routes: Whether routed tokens are sorted by expert with indices of 8 bytes, which are
+            kept.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -49,6 +53,8 @@ class Implementation:
     repeats_kv: bool = False
     keeps_gathered: bool = False
     weighs_outputs: bool = False
+    views_packed: bool = False
+    sorts_routes: bool = False
     fp32_statistics: bool = True
     rng_bytes: int = 0
 
@@ -96,6 +102,8 @@ IMPLEMENTATIONS = {
             repeats_kv=True,
             keeps_gathered=True,
             weighs_outputs=True,
+            views_packed=True,
+            sorts_routes=True,
         ),
         Implementation(
             name="transformers-sdpa",
@@ -107,6 +115,8 @@ IMPLEMENTATIONS = {
             repeats_kv=True,
             keeps_gathered=True,
             weighs_outputs=True,
+            views_packed=True,
+            sorts_routes=True,
             rng_bytes=24,
         ),
     )

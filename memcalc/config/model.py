@@ -11,6 +11,11 @@ GATED = ("swiglu", "geglu")
 ACTIVATIONS = ("gelu", "gelu_new", "silu", "relu", "squared_relu", *GATED)
 POSITIONS = ("learned", "rotary", "alibi", "none")
 ROUTERS = ("softmax", "sigmoid")
+ROUTER_DTYPES = {
+    "cast": "scores in fp32, and the weights of a token's experts in the activations' type (Qwen)",
+    "scores": "scores and weights in fp32 (Mixtral)",
+    "fp32": "the router's product in fp32 too (DeepSeek)",
+}
 
 # How a layer's two sublayers, attention and MLP, stand to its norms and residuals.
 BLOCKS = {
@@ -66,10 +71,14 @@ class Model:
             ``ffn_size``; None: all, or without ``experts`` none.
         router: MoE: ``softmax`` or ``sigmoid``, which scores the experts.
         router_bias: MoE: whether the router's projection has a bias.
+        router_dtype: MoE: what of the router is in fp32: a word of ``ROUTER_DTYPES``.
         router_norm: MoE: whether the scores of a token's experts are divided by their sum.
         capacity_factor: MoE: each expert takes so many times its even share of tokens and drops the
             rest; None is dropless.
         mtp_layers: Layers that predict further tokens (multi-token prediction), beside ``layers``.
+        packed_qkv: Whether query, key and value are one product's output in the model's own code
+            (GPT-NeoX, Phi-3), of which an implementation may keep views.
+        norm_scale_fp32: Whether RMSNorm scales in fp32 by 1 + weight, before it casts (Gemma).
         norm_bias: Whether LayerNorms have a bias.
         embedding_norm: Whether a norm follows the embedding (BLOOM, BERT).
         final_norm: Whether a norm precedes the head.
@@ -127,9 +136,12 @@ class Model:
     moe_layers: tuple[int, ...] | None = None
     router: str = "softmax"
     router_bias: bool = False
+    router_dtype: str = "scores"
     router_norm: bool = False
     capacity_factor: float | None = None
     mtp_layers: int = 0
+    packed_qkv: bool = False
+    norm_scale_fp32: bool = False
     norm_bias: bool = True
     embedding_norm: bool = False
     final_norm: bool = True
@@ -248,11 +260,13 @@ _WORDS = {
     "activation": ACTIVATIONS,
     "position": POSITIONS,
     "router": ROUTERS,
+    "router_dtype": ROUTER_DTYPES,
 }
 _FLAGS = (
     *("qkv_bias", "proj_bias", "mlp_bias", "router_bias", "causal", "softmax_fp32"),
     *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate", "router_norm", "norm_bias"),
-    *("embedding_norm", "final_norm", "head_transform", "head_bias"),
+    *("embedding_norm", "final_norm", "head_transform", "head_bias", "packed_qkv"),
+    "norm_scale_fp32",
 )
 _SIZES = (
     *("vocab_size", "max_seq_length", "sliding_window", "q_lora_rank", "kv_lora_rank"),

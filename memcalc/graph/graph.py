@@ -17,7 +17,7 @@ class Tensor:
         dtype_bytes: Bytes of an element.
         bytes: Bytes on one rank.
         kept_as: What stands in for the tensor where an operation saves it: the shard that backward
-            gathers again; None where the tensor itself is kept.
+            gathers again, or the whole of which the tensor is a view; None where it is itself.
     """
 
     __slots__ = ("axes", "bytes", "dtype_bytes", "kept_as", "name")

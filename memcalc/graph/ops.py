@@ -19,6 +19,7 @@ TORCH_RMS_NORM = "PyTorch derivatives.yaml, _fused_rms_norm: input and result1 (
 TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
 MEGATRON_CE = "Megatron-core tensor_parallel/cross_entropy.py: save_for_backward"
 MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
+HF_EXPERTS = "transformers integrations/moe.py: grouped_mm_experts_forward"
 MEGATRON_ROUTER = (
     "Megatron-core transformer/moe/router.py, moe_utils.py: topk_routing_with_score_function"
 )
@@ -41,6 +42,7 @@ def linear(
     split: str,
     bias: bool = False,
     shared: bool = False,
+    packed: bool = False,
 ) -> list[Tensor]:
     """x (s, b, in...) -> one tensor (s, b, out...) for each of ``outputs``, by one product.
 
@@ -55,6 +57,7 @@ def linear(
             output is a partial sum) or ``REPLICATED``.
         bias: Whether it has a bias.
         shared: Whether its weight is another operation's, and not counted here.
+        packed: Whether the outputs stay views of one tensor, which is kept where one of them is.
     """
     tokens, features = x.axes[:2], x.axes[2:]
     made = []
@@ -72,6 +75,10 @@ def linear(
     save = Save(x, "input: the weight's gradient needs it", KORTHIKANTI)
     if x.kept_as is not None:
         save = Save(x.kept_as, "input's shard: backward gathers it again", KORTHIKANTI_SP)
+    if packed:
+        whole = Tensor("+".join(outputs), (*tokens, out), g.dtype_bytes)
+        for tensor in made:
+            tensor.kept_as = whole
     g.record(
         name,
         "linear",
@@ -353,10 +360,11 @@ def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
     return out
 
 
-def rms_norm_chain(g: Graph, name: str, x: Tensor) -> Tensor:
+def rms_norm_chain(g: Graph, name: str, x: Tensor, scale_fp32: bool = False) -> Tensor:
     """RMSNorm operation by operation, in fp32, as Hugging Face's Llama does it.
 
-    Saves the input in fp32, the reciprocal norm, and the normalised input that the weight scales.
+    Saves the input in fp32, the reciprocal norm, and the normalised input that the weight scales:
+    cast to the activations' type before, or as Gemma has it in fp32, by 1 + weight, which is kept.
     """
     wide = cast(g, f"{name}_fp32", x, 4)
     rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
@@ -371,14 +379,18 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor) -> Tensor:
             Save(rstd, "reciprocal norm of each row, fp32", TORCH_CHAIN, small=True),
         ),
     )
-    narrow = cast(g, f"{name}_normalised", normal, x.dtype_bytes)
+    narrow = normal if scale_fp32 else cast(g, f"{name}_normalised", normal, x.dtype_bytes)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    saves = [Save(narrow, "normalised input: the weight's gradient needs it", TORCH_CHAIN)]
+    if scale_fp32:
+        scale_ = Tensor(f"{name}_scale", x.axes[-1:], 4)
+        saves.append(Save(scale_, "1 + weight, fp32: a factor", TORCH_CHAIN, small=True))
     g.record(
         name,
         "rms_norm_chain",
         (narrow,),
         (out,),
-        saves=(Save(narrow, "normalised input: the weight's gradient needs it", TORCH_CHAIN),),
+        saves=saves,
         weights=(Weight(f"{name}.weight", x.axes[-1:]),),
     )
     return out
@@ -571,44 +583,80 @@ def exchange_heads(g: Graph, name: str, tensors: Sequence[Tensor]) -> None:
 # --- mixtures of experts -----------------------------------------------------------------------
 
 
-def router(g: Graph, name: str, x: Tensor, experts: Axis, chosen: Axis, bias: bool) -> Tensor:
+def router(
+    g: Graph,
+    name: str,
+    x: Tensor,
+    experts: Axis,
+    chosen: Axis,
+    dtype: str,
+    bias: bool = False,
+    norm: bool = False,
+) -> Tensor:
     """x (s, b, h) -> the weights (s, b, r) of each token's experts.
 
     A product with the router's weight, a softmax or sigmoid in fp32, and the largest of it. Saves
-    its input, the fp32 scores, and of each token's experts the index (int64).
+    its input, the fp32 scores, and of each token's experts the index (int64); in fp32, copies of
+    its input and weight; where weights are divided by their sum, both of these.
+
+    Args:
+        g: The graph.
+        name: The name of the operation.
+        x: The input.
+        experts: The experts.
+        chosen: Those of one token.
+        dtype: What is in fp32, a word of ``memcalc.config.model.ROUTER_DTYPES``.
+        bias: Whether the product has a bias.
+        norm: Whether the weights are divided by their sum.
     """
     tokens = x.axes[:-1]
     scores = Tensor(f"{name}_scores", (*tokens, experts), 4)
     index = Tensor(f"{name}_index", (*tokens, chosen), 8)
-    out = Tensor(f"{name}_weights", (*tokens, chosen), 4)
-    weights = [Weight(f"{name}.weight", (experts, *x.axes[-1:]))]
+    out = Tensor(f"{name}_weights", (*tokens, chosen), x.dtype_bytes if dtype == "cast" else 4)
+    axes = (experts, *x.axes[-1:])
+    weights = [Weight(f"{name}.weight", axes)]
     if bias:
         weights.append(Weight(f"{name}.bias", (experts,)))
+    wide = cast(g, f"{name}_input_fp32", x, 4) if dtype == "fp32" else x
+    saves = [
+        Save(wide, "input: the weight's gradient needs it", MEGATRON_ROUTER),
+        Save(scores, "fp32 scores: their gradient is a function of them", MEGATRON_ROUTER),
+        Save(index, "experts of each token, int64", MEGATRON_ROUTER, small=True),
+    ]
+    if wide is not x:
+        copy_ = Tensor(f"{name}_weight_fp32", axes, 4)
+        saves.append(Save(copy_, "fp32 copy of the weight", TORCH_CHAIN, small=True))
+    if norm:
+        reason = "quotient: its gradient needs both"
+        best = Tensor(f"{name}_best", (*tokens, chosen), 4)
+        total = Tensor(f"{name}_sum", tokens, 4)
+        saves += [Save(tensor, reason, TORCH_CHAIN, small=True) for tensor in (best, total)]
     g.record(
         name,
         "router",
-        (x,),
+        (wide,),
         (out,),
-        saves=(
-            Save(x, "input: the weight's gradient needs it", MEGATRON_ROUTER),
-            Save(scores, "fp32 scores: their gradient is a function of them", MEGATRON_ROUTER),
-            Save(index, "experts of each token, int64", MEGATRON_ROUTER, small=True),
-        ),
+        saves=saves,
         flops=2 * elements(x.axes) * experts.size,
         weights=weights,
     )
     return out
 
 
-def dispatch(g: Graph, name: str, x: Tensor, routed: Axis) -> Tensor:
+def dispatch(g: Graph, name: str, x: Tensor, routed: Axis, experts: Axis, sorts: bool) -> Tensor:
     """x (s, b, h) -> (routed tokens, h): a copy for each of a token's experts, on their ranks.
 
     An all-to-all over the experts' ranks, and a gather over their tensor-parallel ranks. Saves the
-    place of each copy, a few bytes (not counted: it is the implementation's own).
+    place of each copy: where it is sorted by expert, the order, its inverse and the token of each
+    (int64), and where each expert's begin (int32); other implementations' are not counted.
     """
     out = Tensor(f"{name}_output", (routed, *x.axes[-1:]), x.dtype_bytes)
     moves = _exchanged(g, out, ("all_gather", "reduce_scatter"))
-    g.record(name, "dispatch", (x,), (out,), moves=moves)
+    places = [Tensor(f"{name}_{what}", (routed,), 8) for what in ("order", "inverse", "token")]
+    places.append(Tensor(f"{name}_offsets", (g.mesh.experts(experts),), 4))
+    reason = "the place of each routed token: gradients go the same way back"
+    saves = [Save(place, reason, HF_EXPERTS, small=True) for place in places]
+    g.record(name, "dispatch", (x,), (out,), saves=saves if sorts else (), moves=moves)
     return out
 
 
