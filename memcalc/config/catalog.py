@@ -41,8 +41,8 @@ def load(target: str | os.PathLike[str], **settings: Any) -> Config:
         ConfigError: The target is unknown, or a setting cannot be.
         InputError: The file cannot be read.
 
-    >>> load("175b", sp=True).parallel
-    Parallel(tp=8, sp=True, pp=8, vpp=3, dp=1)
+    >>> load("175b", sp=True).parallel.pp
+    8
     """
     if not isinstance(target, str | os.PathLike):
         raise ConfigError(f"a model is a name or a path, not a {type(target).__name__}")

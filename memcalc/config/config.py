@@ -132,7 +132,7 @@ class Source:
     unmodelled: tuple[str, ...] = ()
 
 
-PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp")
+PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp")
 RUN_SETTINGS = ("seq_length", "micro_batch_size", "global_batch_size", "precision", "gpu")
 OTHER_SETTINGS = ("recompute", "implementation", "attention", "dropout")
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)

@@ -1,5 +1,6 @@
 """Checks of single values, with messages that name the value and the rule."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,10 +19,54 @@ def whole(name: str, value: Any, most: int) -> None:
         raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {_shown(value)}")
 
 
+def positive(name: str, value: Any) -> None:
+    """Refuse what is not a number above 0 and under a billion."""
+    if type(value) not in (int, float) or not 0 < value < 1e9:
+        raise ConfigError(f"{name} must be a positive number, not {_shown(value)}")
+
+
 def probability(name: str, value: Any) -> None:
     """Refuse what is not a number from 0 up to, but not including, 1."""
     if type(value) not in (int, float) or not 0 <= value < 1:
         raise ConfigError(f"{name} must be a number from 0 to less than 1, not {_shown(value)}")
+
+
+def pattern(name: str, value: Any, layers: int) -> tuple[int, ...]:
+    """A 0 or 1 for each layer, from a list of them, or written as ``[0]*3+[1]*58``.
+
+    >>> pattern("moe_layers", "[0]*1+[1]*3", 4)
+    (0, 1, 1, 1)
+    >>> pattern("window_layers", "([0, 1]*2)", 4)
+    (0, 1, 0, 1)
+    """
+    found: Any = _repeated(value) if isinstance(value, str) and len(value) <= 1000 else value
+    listed = isinstance(found, (list, tuple))
+    if not listed or not all(type(each) is int and each in (0, 1) for each in found):
+        raise ConfigError(
+            f"{name} must be a list of a 0 or 1 for each layer, or written as '[0]*3+[1]*58', "
+            f"not {_shown(value)}"
+        )
+    if len(found) != layers:
+        raise ConfigError(f"{name} is for {len(found)} layers, where the model has {layers}")
+    return tuple(found)
+
+
+def _repeated(text: str) -> list[int] | None:
+    """The list that ``[0]*3+[1]*58`` writes, read by its own grammar; None if it is another."""
+    text = "".join(text.split())
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    found: list[int] = []
+    for term in text.split("+"):
+        match = re.fullmatch(r"\[([01](?:,[01])*)\](?:\*([0-9]{1,6}))?", term)
+        if match is None:
+            return None
+        times = int(match[2] or 1)
+        digits = [int(digit) for digit in match[1].split(",")]
+        if times * len(digits) + len(found) > 100_000:
+            return None
+        found += digits * times
+    return found
 
 
 def flag(name: str, value: Any) -> None:

@@ -8,15 +8,25 @@ from memcalc.errors import ConfigError
 
 NORMS = ("layernorm", "rmsnorm")
 GATED = ("swiglu", "geglu")
-ACTIVATIONS = ("gelu", "gelu_new", "silu", *GATED)
-POSITIONS = ("learned", "rotary", "none")
+ACTIVATIONS = ("gelu", "gelu_new", "silu", "relu", "squared_relu", *GATED)
+POSITIONS = ("learned", "rotary", "alibi", "none")
+ROUTERS = ("softmax", "sigmoid")
+
+# How a layer's two sublayers, attention and MLP, stand to its norms and residuals.
+BLOCKS = {
+    "pre_norm": "a norm before each sublayer (GPT-2, Llama)",
+    "post_norm": "a norm after each residual sum (BERT)",
+    "sandwich": "a norm before and after each sublayer (Gemma-2)",
+    "parallel": "both sublayers read one norm's output, side by side (Command-R, Falcon-7B)",
+    "parallel_two_norms": "side by side, each behind a norm of its own (GPT-NeoX, Falcon-40B)",
+}
 
 _DERIVED: Any = None  # a default that follows from other fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A transformer with one kind of layer: attention and an MLP, each behind a norm.
+    """A transformer of layers of attention and an MLP, dense or of experts.
 
     Attributes:
         name: What the model is called.
@@ -30,9 +40,35 @@ class Model:
         vocab_size: v, or None where it is unknown (one layer does not need it).
         max_seq_length: The longest sequence that the model is meant for, or None.
         norm: ``layernorm`` or ``rmsnorm``.
-        activation: ``gelu``, ``gelu_new`` (GPT-2's tanh form) or ``silu``, or gated: ``swiglu`` or
-            ``geglu``.
-        position: ``learned``, ``rotary`` or ``none``.
+        block: How sublayers stand to norms and residuals: a word of ``BLOCKS``.
+        activation: ``gelu``, ``gelu_new`` (GPT-2's tanh form), ``silu``, ``relu`` or
+            ``squared_relu``, or gated: ``swiglu`` or ``geglu``.
+        position: ``learned``, ``rotary``, ``alibi`` or ``none``.
+        qk_norm: Whether each head's query and key pass a norm.
+        attention_sinks: Whether each head has a learned logit that takes part in its softmax.
+        attention_softcap: The bound that tanh puts on scores, or None.
+        final_softcap: The bound that tanh puts on logits, or None.
+        sliding_window: How many tokens a windowed layer's token attends to, or None.
+        window_layers: A 1 for each windowed layer and a 0 for each that sees the whole sequence;
+            None: all, or without a ``sliding_window`` none.
+        q_lora_rank: Multi-head latent attention (MLA): the width that the query is compressed to,
+            or None where it is not.
+        kv_lora_rank: MLA: the width that key and value are compressed to; None is no MLA. With
+            MLA, ``head_size`` is that of query and key, with ``rope_head_size`` in it.
+        rope_head_size: MLA: the part of ``head_size`` that is rotated, whose key all heads share.
+        v_head_size: MLA: the size of a value head.
+        experts: Experts of a mixture-of-experts (MoE) layer, or None.
+        experts_per_token: MoE: how many of them each token goes to.
+        expert_ffn_size: MoE: the width of one expert.
+        shared_ffn_size: MoE: the width of the experts that every token goes to, together.
+        shared_gate: MoE: whether a learned gate scales what the shared experts give.
+        moe_layers: MoE: a 1 for each layer of experts and a 0 for each dense one, of width
+            ``ffn_size``; None: all, or without ``experts`` none.
+        router: MoE: ``softmax`` or ``sigmoid``, which scores the experts.
+        router_bias: MoE: whether the router's projection has a bias.
+        capacity_factor: MoE: each expert takes so many times its even share of tokens and drops the
+            rest; None is dropless.
+        mtp_layers: Layers that predict further tokens (multi-token prediction), beside ``layers``.
         qkv_bias: Whether the query, key and value projections have a bias.
         proj_bias: Whether the attention's output projection has a bias.
         mlp_bias: Whether the linears of the MLP have a bias.
@@ -63,8 +99,29 @@ class Model:
     vocab_size: int | None = None
     max_seq_length: int | None = None
     norm: str = "layernorm"
+    block: str = "pre_norm"
     activation: str = "gelu"
     position: str = "learned"
+    qk_norm: bool = False
+    attention_sinks: bool = False
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    sliding_window: int | None = None
+    window_layers: tuple[int, ...] | None = None
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    rope_head_size: int | None = None
+    v_head_size: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    expert_ffn_size: int | None = None
+    shared_ffn_size: int | None = None
+    shared_gate: bool = False
+    moe_layers: tuple[int, ...] | None = None
+    router: str = "softmax"
+    router_bias: bool = False
+    capacity_factor: float | None = None
+    mtp_layers: int = 0
     qkv_bias: bool = True
     proj_bias: bool = True
     mlp_bias: bool = True
@@ -82,38 +139,109 @@ class Model:
         fields.whole("layers", self.layers, 100_000)
         fields.whole("hidden_size", self.hidden_size, 2**24)
         fields.whole("heads", self.heads, 2**20)
-        if self.kv_heads is None:
-            object.__setattr__(self, "kv_heads", self.heads)
+        self._derive("kv_heads", self.heads)
         if self.head_size is None:
             fields.divides(("heads", self.heads), ("hidden_size", self.hidden_size))
-            object.__setattr__(self, "head_size", self.hidden_size // self.heads)
-        if self.ffn_size is None:
-            object.__setattr__(self, "ffn_size", 4 * self.hidden_size)
+        self._derive("head_size", self.hidden_size // self.heads)
+        self._derive("ffn_size", 4 * self.hidden_size)
         fields.whole("kv_heads", self.kv_heads, 2**20)
         fields.whole("head_size", self.head_size, 2**20)
         fields.whole("ffn_size", self.ffn_size, 2**26)
         fields.divides(("kv_heads", self.kv_heads), ("heads", self.heads))
-        for name in ("vocab_size", "max_seq_length"):
+        for name, choices in _WORDS.items():
+            fields.word(name, getattr(self, name), choices)
+        for name in _FLAGS:
+            fields.flag(name, getattr(self, name))
+        for name in _SIZES:
             if getattr(self, name) is not None:
                 fields.whole(name, getattr(self, name), 2**31)
-        fields.word("norm", self.norm, NORMS)
-        fields.word("activation", self.activation, ACTIVATIONS)
-        fields.word("position", self.position, POSITIONS)
-        for name in (
-            "qkv_bias",
-            "proj_bias",
-            "mlp_bias",
-            "causal",
-            "softmax_fp32",
-            "tied_embeddings",
-        ):
-            fields.flag(name, getattr(self, name))
+        for name in _POSITIVE:
+            if getattr(self, name) is not None:
+                fields.positive(name, getattr(self, name))
         for name in ("attention_dropout", "hidden_dropout", "embedding_dropout"):
             fields.probability(name, getattr(self, name))
-        if self.position == "rotary" and self.head_size % 2:
-            raise ConfigError(f"rotary positions need an even head_size, not {self.head_size}")
+        if type(self.mtp_layers) is not int or self.mtp_layers:
+            fields.whole("mtp_layers", self.mtp_layers, 1000)
+        rotated = self.rope_head_size or self.head_size
+        if self.position == "rotary" and rotated % 2:
+            raise ConfigError(f"rotary positions need an even head_size, not {rotated}")
+        self._latent()
+        self._mixture()
+        self._pattern("window_layers", self.sliding_window, "sliding_window")
+        self._pattern("moe_layers", self.experts, "experts")
+
+    def _latent(self) -> None:
+        """What multi-head latent attention needs, and what needs it."""
+        needed = ("rope_head_size", "v_head_size")
+        if self.kv_lora_rank is None:
+            for name in ("q_lora_rank", *needed):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} needs kv_lora_rank (multi-head latent attention)")
+            return
+        for name in needed:
+            if getattr(self, name) is None:
+                raise ConfigError(f"kv_lora_rank (multi-head latent attention) needs {name}")
+        assert self.rope_head_size is not None
+        if self.rope_head_size >= self.head_size:
+            raise ConfigError(
+                f"rope_head_size {self.rope_head_size} must be less than head_size "
+                f"{self.head_size}, of which it is a part"
+            )
+        if self.kv_heads != self.heads:
+            raise ConfigError("multi-head latent attention has as many kv_heads as heads")
+
+    def _mixture(self) -> None:
+        """What a mixture of experts needs, and what needs it."""
+        if self.experts is None:
+            for name in ("experts_per_token", "expert_ffn_size", "shared_ffn_size"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} needs experts")
+            return
+        self._derive("experts_per_token", 1)
+        self._derive("expert_ffn_size", self.ffn_size)
+        assert self.experts_per_token is not None
+        if self.experts_per_token > self.experts:
+            raise ConfigError(
+                f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
+            )
+
+    def _pattern(self, name: str, needs: int | None, what: str) -> None:
+        """A 0 or 1 for each layer, where they are given."""
+        given = getattr(self, name)
+        if given is not None:
+            object.__setattr__(self, name, fields.pattern(name, given, self.layers))
+            if needs is None and any(getattr(self, name)):
+                raise ConfigError(f"{name} needs {what}")
+
+    def _derive(self, name: str, value: int) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+    @property
+    def latent(self) -> bool:
+        """Whether the attention is multi-head latent attention (MLA)."""
+        return self.kv_lora_rank is not None
 
     @property
     def gated(self) -> bool:
         """Whether the MLP multiplies an activated gate with a second projection."""
         return self.activation in GATED
+
+
+_WORDS = {
+    "norm": NORMS,
+    "block": BLOCKS,
+    "activation": ACTIVATIONS,
+    "position": POSITIONS,
+    "router": ROUTERS,
+}
+_FLAGS = (
+    *("qkv_bias", "proj_bias", "mlp_bias", "router_bias", "causal", "softmax_fp32"),
+    *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate"),
+)
+_SIZES = (
+    *("vocab_size", "max_seq_length", "sliding_window", "q_lora_rank", "kv_lora_rank"),
+    *("rope_head_size", "v_head_size", "experts", "experts_per_token", "expert_ffn_size"),
+    "shared_ffn_size",
+)
+_POSITIVE = ("attention_softcap", "final_softcap", "capacity_factor")

@@ -39,6 +39,8 @@ def reduced(config: Config, copies: bool = True) -> Config:
         kv_heads=kv_heads,
         head_size=head_size,
         ffn_size=ffn,
+        window_layers=None,
+        moe_layers=None,
     )
     length = 16 * t if 16 * t >= 64 else 64
     return replace(
