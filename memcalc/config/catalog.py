@@ -8,7 +8,7 @@ from typing import Any
 from memcalc import resources
 from memcalc.config import readers
 from memcalc.config.config import Config, Source, configure
-from memcalc.config.readers import native
+from memcalc.config.readers import hub, native
 from memcalc.errors import ConfigError, nearest
 
 
@@ -27,11 +27,11 @@ def entries() -> Iterator[Source]:
 
 
 def load(target: str | os.PathLike[str], **settings: Any) -> Config:
-    """A model with its parallelism and run, from a catalogue name or a path.
+    """A model with its parallelism and run, from a catalogue name, a path or the Hub.
 
     Args:
-        target: A name of the catalogue, or the path of a JSON file or of a folder that holds a
-            ``config.json``.
+        target: A name of the catalogue, the path of a JSON file or of a folder that holds a
+            ``config.json``, or ``hf:org/name`` of the Hugging Face Hub, with an ``@revision``.
         settings: What replaces the file's word, or memcalc's assumption: ``seq_length``,
             ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
             ``implementation``, ``attention``, ``dropout``, ``gpu``, ``tp``, ``sp``, ``pp``,
@@ -39,7 +39,8 @@ def load(target: str | os.PathLike[str], **settings: Any) -> Config:
 
     Raises:
         ConfigError: The target is unknown, or a setting cannot be.
-        InputError: The file cannot be read.
+        InputError: The file cannot be read, or the Hub does not have it.
+        UsageError: ``hf:`` needs huggingface_hub, which is not installed.
 
     >>> load("175b", sp=True).parallel.pp
     8
@@ -53,6 +54,9 @@ def _source(target: str) -> Source:
     known = names()
     if target.lower() in known:
         return _entry(target.lower())
+    if target.startswith(hub.PREFIX):
+        path, repository = hub.fetch(target)
+        return readers.read(path, repository, target)
     if "/" in target or "\\" in target or target.endswith(".json") or os.path.exists(target):
         return readers.read(Path(target))
     raise ConfigError(

@@ -24,8 +24,13 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str], Sou
 }
 
 
-def read(path: Path) -> Source:
+def read(path: Path, name: str = "", where: str = "") -> Source:
     """The model, and what is said of its run, from a JSON file or a folder with a config.json.
+
+    Args:
+        path: The file or the folder.
+        name: What to call the model, if not after the file or its folder.
+        where: What to call the file in an error, if not by its path.
 
     Raises:
         InputError: The file cannot be read, or is of no format that memcalc knows.
@@ -35,17 +40,22 @@ def read(path: Path) -> Source:
         folder, path = path, path / "config.json"
         if not os.path.exists(path):
             raise InputError(f"{folder}: the folder has no config.json")
-    content = parse(_bytes(path), str(path))
+    where = where or str(path)
+    content = parse(_bytes(path), where)
     for keys, reader in READERS.values():
         if any(key in content for key in keys):
-            name = path.resolve().parent.name if path.name == "config.json" else path.stem
-            name = "".join(c if c.isprintable() else "?" for c in name) or path.stem
             try:
-                return reader(content, name)
+                return reader(content, name or _name(path))
             except (ConfigError, InputError) as error:
-                raise type(error)(f"{path}: {error}") from error
+                raise type(error)(f"{where}: {error}") from error
     known = ", ".join(f"{format_} ({' or '.join(keys)})" for format_, (keys, _) in READERS.items())
-    raise InputError(f"{path}: no key tells its format; known are {known}")
+    raise InputError(f"{where}: no key tells its format; known are {known}")
+
+
+def _name(path: Path) -> str:
+    """What a model is called after its file, or after the folder of a config.json."""
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return "".join(c if c.isprintable() else "?" for c in name) or path.stem
 
 
 def parse(data: bytes, where: str) -> Mapping[str, Any]:

@@ -119,8 +119,8 @@ def _bloom(said: Content) -> Facts:
 def _falcon(said: Content) -> Facts:
     new = _flag(said, "new_decoder_architecture", False)
     one = _flag(said, "multi_query", True) and not new
-    parallel = new or _flag(said, "parallel_attn", True)
-    two = new and said.size("num_ln_in_parallel_attn", 2) == 2
+    parallel = _flag(said, "parallel_attn", True) or new
+    two = said.size("num_ln_in_parallel_attn", 2) == 2 and new
     bias = said.get("bias", False)
     return {
         **({"kv_heads": 1} if one else {}),
@@ -177,6 +177,10 @@ def _bert(said: Content) -> Facts:
         "the token types, the pooler and the head's transform are not modelled: their weights "
         "and a few tensors of sbh, once a model, are missing",
     ]
+    if said.get("position_embedding_type", "absolute") != "absolute":
+        said.unmodelled.append(
+            "position_embedding_type is not modelled: what relative positions keep is missing"
+        )
     hidden = said.dropout("hidden_dropout_prob", 0.1)
     return {
         "norm": "layernorm",
@@ -233,13 +237,18 @@ def _phi3(said: Content) -> Facts:
 
 
 def _cohere(said: Content) -> Facts:
-    said.unmodelled.append("the norms have no bias: their parameters are counted twice")
+    said.unmodelled.append(
+        "the norms have no bias, so their parameters are counted twice; Hugging Face's own norm, a "
+        "chain in fp32, keeps more than counted"
+    )
+    longest = said.size("model_max_length")  # beyond a max_position_embeddings of 8192
     if _flag(said, "use_qk_norm", False):
         said.unmodelled.append(
             "each head has its own weights of the norms of query and key: counted as shared"
         )
     return {
         **_llama(said),
+        **({"max_seq_length": longest} if longest is not None else {}),
         "norm": "layernorm",
         "block": "parallel",
         "qk_norm": said.get("use_qk_norm", False),
