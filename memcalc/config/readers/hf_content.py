@@ -102,7 +102,7 @@ class Content:
         found = {name: value for name, value in found.items() if value is not None}
         values = list(found.values())
         if any(value != values[0] for value in values):
-            pairs = " and ".join(f"{n} {str(v)[:20]}" for n, v in found.items())
+            pairs = " and ".join(f"{n} {v!r:.20}" for n, v in found.items())
             raise ConfigError(f"{pairs} contradict each other")
         if values:
             return values[0]

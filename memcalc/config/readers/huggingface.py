@@ -175,9 +175,10 @@ def _width(said: Content, family: str, facts: dict[str, Any]) -> None:
         return
     patterned = facts.get("moe_layers") is not None
     if facts.get("expert_ffn_size") is None or patterned:
-        ratio = ": mlp_ratio does not tell a gated MLP's" if said.states("mlp_ratio") else ""
+        ratio = " (mlp_ratio does not say how wide a gated one is)"
         raise InputError(
-            f"no intermediate_size in the config, and {family} has no rule for its width{ratio}"
+            f"no intermediate_size in the config, and {family} has no rule for its MLP's width"
+            f"{ratio if said.states('mlp_ratio') else ''}"
         )
     facts["ffn_size"] = facts["expert_ffn_size"]  # every layer has experts: nothing else has it
 
@@ -204,10 +205,16 @@ def _name(content: Mapping[str, Any], fallback: str) -> str:
     return fallback
 
 
+def _printable(key: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in key[:40])
+
+
 def _unmodelled(content: Mapping[str, Any], said: Content) -> list[str]:
     """A line for each key that changes what is counted, and one for all that are not known."""
     known = {*UNMODELLED, *HARMLESS, *NAMES, *said.read}
-    unknown = sorted(key[:40] for key, value in content.items() if value and key not in known)
+    unknown = sorted(
+        _printable(key) for key, value in content.items() if value and key not in known
+    )
     lines = [f"{key} is not modelled: {UNMODELLED[key]}" for key in UNMODELLED if content.get(key)]
     if unknown:
         lines.append(f"not used, for memcalc does not know it: {', '.join(unknown)}")
