@@ -10,6 +10,7 @@ import pytest
 from memcalc.analysis.parameters import parameters
 from memcalc.config import Model, catalog, load
 from memcalc.config.readers import huggingface
+from memcalc.config.readers.hf_families import FAMILIES
 
 # The facts of the public config.json files, under their own names, of all but the paper's models.
 CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
@@ -172,6 +173,60 @@ def test_a_public_config_is_read_as_the_catalogues_model(name):
         if field.name != "source":
             assert getattr(read.model, field.name) == getattr(entry.model, field.name), field.name
     assert set(entry.unmodelled) <= set(read.unmodelled)
+
+
+SIZES = {
+    "num_hidden_layers": 24,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 512,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3", "kimi_k2"}))
+def test_what_a_config_leaves_out_is_what_transformers_takes(family):
+    """Asked for: the sizes; everything else is left to the family's class."""
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.for_model(family, **SIZES)
+    ours = huggingface.read({"model_type": family, **SIZES}, "x").model
+    same = {
+        "num_key_value_heads": ours.kv_heads,
+        "tie_word_embeddings": ours.tied_embeddings,
+        "num_experts": ours.experts or 0,
+        "n_routed_experts": ours.experts,
+        "moe_intermediate_size": ours.expert_ffn_size,
+        "kv_lora_rank": ours.kv_lora_rank,
+        "q_lora_rank": ours.q_lora_rank,
+        "v_head_dim": ours.v_head_size,
+        "num_mtp_layers": ours.mtp_layers,
+        "attn_logit_softcapping": ours.attention_softcap,
+        "final_logit_softcapping": ours.final_softcap,
+        "attention_dropout": ours.attention_dropout,
+        "attn_pdrop": ours.attention_dropout,
+        "resid_pdrop": ours.hidden_dropout,
+        "hidden_dropout": ours.hidden_dropout,
+        "hidden_dropout_prob": ours.hidden_dropout,
+        "attention_probs_dropout_prob": ours.attention_dropout,
+    }
+    if ours.latent:
+        del same["num_key_value_heads"]  # all heads share what is compressed
+        assert theirs.qk_head_dim == ours.head_size
+    elif getattr(theirs, "head_dim", None) is not None:
+        assert theirs.head_dim == ours.head_size
+    for name, value in same.items():
+        assert getattr(theirs, name, value) == value, name
+    windows = getattr(theirs, "layer_types", None)
+    window = getattr(theirs, "sliding_window", None) or None
+    if windows is not None:
+        found = tuple(int(kind == "sliding_attention") for kind in windows)
+        assert found == (ours.window_layers or (0,) * 24)
+        window = window if any(found) else None
+    if family == "gpt_neo":  # other names of both
+        window = theirs.window_size
+        assert ours.window_layers == tuple(int(kind == "local") for kind in theirs.attention_layers)
+    assert window == ours.sliding_window
 
 
 def test_every_model_has_a_published_size_a_source_and_its_ends():

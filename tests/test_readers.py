@@ -226,6 +226,14 @@ class TestNative:
         with pytest.raises(MemcalcError, match=message):
             load(write(NATIVE | change))
 
+    def test_what_its_fields_cannot_say_is_warned_about(self, write):
+        lines = ["its embedding is not modelled", "nor is its head"]
+        assert load(write(NATIVE | {"unmodelled": lines})).warnings == tuple(lines)
+        assert load("bloom-176b").warnings[0].startswith("the norm after the embedding")
+        for bad in ("one line", [1], ["two\nlines"], [[]], ["x"] * 101):
+            with pytest.raises(MemcalcError, match=r"unmodelled'? must be"):
+                load(write(NATIVE | {"unmodelled": bad}))
+
     def test_the_catalogue_and_the_same_file_agree(self, write):
         run = {"seq_length": 2048, "implementation": "paper", "dropout": 0.1, "precision": "fp16"}
         config = load(write(NATIVE | {"run": run, "parallel": {"tp": 8}}))

@@ -445,9 +445,14 @@ DEFAULTS: dict[str, Facts] = {
     "kimi_k2": _DEEPSEEK_V3,
     "mistral": {"kv_heads": 8, "sliding_window": 4096},
     "mixtral": {"kv_heads": 8, "experts": 8, "experts_per_token": 2},
-    "qwen2": {"sliding_window": 4096},
-    "qwen2_moe": {"experts": 60, "experts_per_token": 4, "sliding_window": 4096},
-    "qwen3": {"head_size": 128, "sliding_window": 4096},
+    "qwen2": {"kv_heads": 32, "sliding_window": 4096},
+    "qwen2_moe": {
+        "kv_heads": 16,
+        "experts": 60,
+        "experts_per_token": 4,
+        "sliding_window": 4096,
+    },
+    "qwen3": {"kv_heads": 32, "head_size": 128, "sliding_window": 4096},
     "qwen3_moe": {
         "kv_heads": 4,
         "experts": 128,
