@@ -9,7 +9,13 @@ from typing import Any
 
 from memcalc.config import fields
 from memcalc.config.readers.hf_content import GATED, PLAIN, PLAIN_OR_FAST, Content
-from memcalc.errors import ConfigError, InputError, nearest
+from memcalc.config.readers.hf_layers import (
+    flag,
+    gpt_neo_windows,
+    moe_layers,
+    qwen_windows,
+    windows,
+)
 
 Facts = dict[str, Any]
 
@@ -27,7 +33,7 @@ def _gpt2(said: Content) -> Facts:
 
 
 def _gpt_bigcode(said: Content) -> Facts:
-    one = _flag(said, "multi_query", True)
+    one = flag(said, "multi_query", True)
     return {
         **_gpt2(said),
         **({"kv_heads": 1} if one else {}),
@@ -41,7 +47,7 @@ def _gpt_neo(said: Content) -> Facts:
         "GPT-Neo takes its scores in fp32: unfused attention keeps query, key and scores wider "
         "than counted"
     )
-    local = _gpt_neo_windows(said)
+    local = gpt_neo_windows(said)
     return {
         "norm": "layernorm",
         "activation": said.activation(PLAIN, "gelu_new"),
@@ -58,7 +64,7 @@ def _gpt_neo(said: Content) -> Facts:
 
 
 def _gpt_neox(said: Content) -> Facts:
-    parallel = _flag(said, "use_parallel_residual", True)
+    parallel = flag(said, "use_parallel_residual", True)
     bias = said.get("attention_bias", True)
     return {
         "norm": "layernorm",
@@ -85,7 +91,7 @@ def _opt(said: Content) -> Facts:
         )
     return {
         "norm": "layernorm",
-        "block": "pre_norm" if _flag(said, "do_layer_norm_before", True) else "post_norm",
+        "block": "pre_norm" if flag(said, "do_layer_norm_before", True) else "post_norm",
         "activation": said.activation(PLAIN, "relu"),
         "position": "learned",
         "qkv_bias": bias,
@@ -100,7 +106,7 @@ def _opt(said: Content) -> Facts:
 
 def _bloom(said: Content) -> Facts:
     said.unmodelled.append(EMBEDDING_NORM)
-    if _flag(said, "apply_residual_connection_post_layernorm", False):
+    if flag(said, "apply_residual_connection_post_layernorm", False):
         said.unmodelled.append(
             "apply_residual_connection_post_layernorm is not modelled: counted as if the "
             "residual left before the norm"
@@ -117,9 +123,9 @@ def _bloom(said: Content) -> Facts:
 
 
 def _falcon(said: Content) -> Facts:
-    new = _flag(said, "new_decoder_architecture", False)
-    one = _flag(said, "multi_query", True) and not new
-    parallel = _flag(said, "parallel_attn", True) or new
+    new = flag(said, "new_decoder_architecture", False)
+    one = flag(said, "multi_query", True) and not new
+    parallel = flag(said, "parallel_attn", True) or new
     two = said.size("num_ln_in_parallel_attn", 2) == 2 and new
     bias = said.get("bias", False)
     return {
@@ -127,7 +133,7 @@ def _falcon(said: Content) -> Facts:
         "norm": "layernorm",
         "block": ("parallel_two_norms" if two else "parallel") if parallel else "pre_norm",
         "activation": said.activation(PLAIN, "gelu"),
-        "position": "alibi" if _flag(said, "alibi", False) else "rotary",
+        "position": "alibi" if flag(said, "alibi", False) else "rotary",
         "qkv_bias": bias,
         "proj_bias": bias,
         "mlp_bias": bias,
@@ -167,7 +173,7 @@ def _starcoder2(said: Content) -> Facts:
         "attention_dropout": said.get("attention_dropout", 0.0),
         "hidden_dropout": said.get("residual_dropout", 0.0),
         "embedding_dropout": said.get("embedding_dropout", 0.0),
-        **_windows(said),
+        **windows(said),
     }
 
 
@@ -211,7 +217,7 @@ def _llama(said: Content) -> Facts:
 
 
 def _mistral(said: Content) -> Facts:
-    return {**_llama(said), **_windows(said)}
+    return {**_llama(said), **windows(said)}
 
 
 def _qwen2(said: Content) -> Facts:
@@ -219,12 +225,12 @@ def _qwen2(said: Content) -> Facts:
         **_llama(said),
         "qkv_bias": True,
         "proj_bias": False,
-        **_qwen_windows(said, operator.ge),
+        **qwen_windows(said, operator.ge),
     }
 
 
 def _qwen3(said: Content) -> Facts:
-    return {**_llama(said), "qk_norm": True, **_qwen_windows(said, operator.ge)}
+    return {**_llama(said), "qk_norm": True, **qwen_windows(said, operator.ge)}
 
 
 def _phi3(said: Content) -> Facts:
@@ -232,7 +238,7 @@ def _phi3(said: Content) -> Facts:
         **_llama(said),
         "hidden_dropout": said.get("resid_pdrop", 0.0),
         "embedding_dropout": said.get("embd_pdrop", 0.0),
-        **_windows(said),
+        **windows(said),
     }
 
 
@@ -242,7 +248,7 @@ def _cohere(said: Content) -> Facts:
         "chain in fp32, keeps more than counted"
     )
     longest = said.size("model_max_length")  # beyond a max_position_embeddings of 8192
-    if _flag(said, "use_qk_norm", False):
+    if flag(said, "use_qk_norm", False):
         said.unmodelled.append(
             "each head has its own weights of the norms of query and key: counted as shared"
         )
@@ -257,7 +263,7 @@ def _cohere(said: Content) -> Facts:
 
 
 def _gemma(said: Content) -> Facts:
-    both_ways = _flag(said, "use_bidirectional_attention", False)
+    both_ways = flag(said, "use_bidirectional_attention", False)
     return {
         **_llama(said),
         "activation": said.activation(GATED, "gelu_pytorch_tanh"),
@@ -272,7 +278,7 @@ def _gemma2(said: Content) -> Facts:
         "block": "sandwich",
         "attention_softcap": _cap(said, "attn_logit_softcapping", 50.0),
         "final_softcap": _cap(said, "final_logit_softcapping", 30.0),
-        **_windows(said, every=2),
+        **windows(said, every=2),
     }
 
 
@@ -285,7 +291,7 @@ def _gemma3(said: Content) -> Facts:
         "qk_norm": True,
         "attention_softcap": _cap(said, "attn_logit_softcapping", None),
         "final_softcap": _cap(said, "final_logit_softcapping", None),
-        **_windows(said, every=every),
+        **windows(said, every=every),
     }
 
 
@@ -301,7 +307,7 @@ def _qwen2_moe(said: Content) -> Facts:
         **_experts(said, said.size("moe_intermediate_size", 1408)),
         "shared_ffn_size": said.size("shared_expert_intermediate_size", 5632),
         "shared_gate": True,
-        **_qwen_windows(said, lambda layer, most: layer < most and layer % 2 == 0),
+        **qwen_windows(said, lambda layer, most: layer < most and layer % 2 == 0),
     }
 
 
@@ -310,7 +316,7 @@ def _qwen3_moe(said: Content) -> Facts:
         **_llama(said),
         "qk_norm": True,
         **_experts(said, said.size("moe_intermediate_size", 768)),
-        **_qwen_windows(said, lambda layer, most: True),
+        **qwen_windows(said, lambda layer, most: True),
     }
 
 
@@ -329,7 +335,7 @@ def _gpt_oss(said: Content) -> Facts:
         "attention_sinks": True,
         **_experts(said, said.fact("ffn_size")),
         "router_bias": True,
-        **_windows(said, every=2),
+        **windows(said, every=2),
     }
 
 
@@ -471,12 +477,6 @@ EMBEDDING_NORM = (
 )
 
 
-def _flag(said: Content, key: str, default: bool) -> bool:
-    value = said.get(key, default)
-    fields.flag(key, value)
-    return bool(value)
-
-
 def _cap(said: Content, key: str, default: float | None) -> Any:
     """A soft-cap, of which a null says that there is none."""
     return said.get(key, None if said.states(key) else default)
@@ -507,110 +507,5 @@ def _experts(said: Content, width: Any) -> Facts:
         "experts": said.optional("experts"),
         "experts_per_token": said.fact("experts_per_token"),
         "expert_ffn_size": width,
-        "moe_layers": _moe_layers(said),
+        "moe_layers": moe_layers(said),
     }
-
-
-def _moe_layers(said: Content) -> Any:
-    """A 1 for each layer of experts, or None where all are; a list or an expression as it is."""
-    layers = said.fact("layers")
-    frequency = said.size("moe_layer_freq", 1)
-    first = said.fact("first_dense") or 0
-    only = said.get("mlp_only_layers", [])
-    types = said.get("mlp_layer_types")
-    steps = {key: said.size(key, 1) for key in ("decoder_sparse_step", "interleave_moe_layer_step")}
-    if types is not None:
-        return _pattern("mlp_layer_types", types, {"dense": 0, "sparse": 1})
-    if isinstance(frequency, (list, str)):
-        return fields.pattern("moe_layer_freq", frequency, layers)
-    for key, step in {"moe_layer_freq": frequency, **steps}.items():
-        fields.whole(key, step, 100_000)
-    if type(first) is not int or first < 0:
-        raise ConfigError("first_k_dense_replace must be a whole number from 0")
-    if not isinstance(only, list) or not all(type(layer) is int for layer in only):
-        raise ConfigError("mlp_only_layers must be a list of layers' numbers")
-    dense = set(only)
-    found = [
-        layer >= first
-        and layer % frequency == 0
-        and layer not in dense
-        and all((layer + 1) % step == 0 for step in steps.values())
-        for layer in range(layers)
-    ]
-    return None if all(found) else tuple(int(each) for each in found)
-
-
-def _windows(said: Content, every: int = 1) -> Facts:
-    """The window, and its layers: all, or all but each ``every``-th, or as ``layer_types`` says."""
-    window, listed = said.optional("sliding_window"), _listed_windows(said)
-    layers = said.fact("layers")
-    if window in (None, 0):
-        if listed is not None and any(listed):
-            raise ConfigError("layer_types has sliding_attention, and there is no sliding_window")
-        return {}
-    if listed is None and every > 1:
-        listed = tuple(int((layer + 1) % every != 0) for layer in range(layers))
-    if listed is not None and not any(listed):
-        return {}
-    return {"sliding_window": window, "window_layers": listed}
-
-
-def _qwen_windows(said: Content, rule: Callable[[int, int], bool]) -> Facts:
-    """Qwen's window, which a flag turns on, in the layers that a rule of the family names.
-
-    Args:
-        said: The config.
-        rule: Whether a layer has a window, from its number and ``max_window_layers``.
-    """
-    on = _flag(said, "use_sliding_window", False)
-    most, layers = said.size("max_window_layers", 28), said.fact("layers")
-    if not on:
-        said.read |= {"sliding_window", "layer_types"}
-        return {}
-    fields.whole("max_window_layers", most, 100_000)
-    found = _windows(said)
-    if found and found["window_layers"] is None:
-        found["window_layers"] = tuple(int(rule(layer, most)) for layer in range(layers))
-    return found if found and any(found["window_layers"]) else {}
-
-
-def _listed_windows(said: Content) -> tuple[int, ...] | None:
-    types = said.get("layer_types")
-    if types is None:
-        return None
-    return _pattern("layer_types", types, {"full_attention": 0, "sliding_attention": 1})
-
-
-def _gpt_neo_windows(said: Content) -> tuple[int, ...]:
-    """GPT-Neo's local layers: listed, or as ``[[["global", "local"], 12]]``, or every second."""
-    layers = said.fact("layers")
-    listed, types = said.get("attention_layers"), said.get("attention_types")
-    if listed is None and types is not None:
-        listed = _repeated(types)
-    if listed is None:
-        return tuple(layer % 2 for layer in range(layers))
-    return _pattern("attention_layers", listed, {"global": 0, "local": 1})
-
-
-def _repeated(types: Any) -> list[Any]:
-    found: list[Any] = []
-    for group in types if isinstance(types, list) else [types]:
-        match group:
-            case [list(names), int(times)] if 0 <= times * len(names) <= 100_000:
-                found += names * times
-            case _:
-                raise InputError("attention_types must be a list of lists of names and a number")
-        if len(found) > 100_000:
-            raise InputError("attention_types names more than 100000 layers")
-    return found
-
-
-def _pattern(key: str, names: Any, known: dict[str, int]) -> tuple[int, ...]:
-    """A 0 or 1 for each layer from a list of words."""
-    if not isinstance(names, list):
-        raise InputError(f"{key} must be a list of a word for each layer")
-    for name in names:
-        if not isinstance(name, str) or name not in known:
-            shown = str(name)[:40]
-            raise InputError(f"{key} {shown!r} is not modelled; {nearest(shown, known)}")
-    return tuple(known[name] for name in names)
