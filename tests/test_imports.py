@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = {"sympy", "numpy", "pandas", "matplotlib", "torch"}
+HEAVY = {"sympy", "numpy", "pandas", "matplotlib", "torch", "huggingface_hub"}
 
 
 def loaded(code, tmp_path):

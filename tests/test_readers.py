@@ -141,8 +141,8 @@ class TestHuggingFace:
         assert load(write(config)).model.norm == "rmsnorm"
 
     def test_another_family_is_refused_by_name(self, write):
-        with pytest.raises(InputError, match="model_type 'mixtral' is not modelled; did you mean"):
-            load(write(LLAMA_2_70B | {"model_type": "mixtral"}))
+        with pytest.raises(InputError, match="model_type 'lama' is not modelled; did you mean"):
+            load(write(LLAMA_2_70B | {"model_type": "lama"}))
 
     def test_what_a_config_leaves_out_is_the_familys_and_listed(self, write):
         silent = {k: v for k, v in GPT2.items() if not k.endswith("pdrop")}
@@ -166,17 +166,14 @@ class TestHuggingFace:
         assert not load(write(GPT2)).warnings
 
     def test_what_is_not_modelled_is_warned_about_by_name(self, write):
-        config = load(write(LLAMA_2_70B | {"model_type": "mistral", "sliding_window": 4096}))
-        assert config.warnings[0].startswith("sliding_window is not modelled")
-        qwen = LLAMA_2_70B | {"model_type": "qwen2", "sliding_window": 4096}
-        assert not load(write(qwen | {"use_sliding_window": False})).warnings
-        assert load(write(qwen | {"use_sliding_window": True})).warnings
+        config = load(write(LLAMA_2_70B | {"quantization_config": {"bits": 4}}))
+        assert config.warnings[0].startswith("quantization_config is not modelled")
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             ({"hidden_size": None}, "no hidden_size"),
-            ({"hidden_size": "8192"}, "hidden_size must be a whole number"),
+            ({"hidden_size": "8k"}, "hidden_size must be a whole number"),
             ({"hidden_size": -1}, "hidden_size must be a whole number"),
             ({"hidden_size": 8192.5}, "hidden_size must be a whole number"),
             ({"num_attention_heads": [64]}, "heads must be a whole number"),
@@ -228,6 +225,14 @@ class TestNative:
     def test_what_it_may_not_say_is_refused(self, write, change, message):
         with pytest.raises(MemcalcError, match=message):
             load(write(NATIVE | change))
+
+    def test_what_its_fields_cannot_say_is_warned_about(self, write):
+        lines = ["its embedding is not modelled", "nor is its head"]
+        assert load(write(NATIVE | {"unmodelled": lines})).warnings == tuple(lines)
+        assert load("bloom-176b").warnings[0].startswith("the norm after the embedding")
+        for bad in ("one line", [1], ["two\nlines"], [[]], ["x"] * 101):
+            with pytest.raises(MemcalcError, match=r"unmodelled'? must be"):
+                load(write(NATIVE | {"unmodelled": bad}))
 
     def test_the_catalogue_and_the_same_file_agree(self, write):
         run = {"seq_length": 2048, "implementation": "paper", "dropout": 0.1, "precision": "fp16"}

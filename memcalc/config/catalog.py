@@ -8,7 +8,7 @@ from typing import Any
 from memcalc import resources
 from memcalc.config import readers
 from memcalc.config.config import Config, Source, configure
-from memcalc.config.readers import native
+from memcalc.config.readers import hub, native
 from memcalc.errors import ConfigError, nearest
 
 
@@ -29,11 +29,12 @@ def entries() -> Iterator[Source]:
 def load(
     target: str | os.PathLike[str], run: str | os.PathLike[str] | None = None, **settings: Any
 ) -> Config:
-    """A model with its parallelism and run, from a catalogue name or a path.
+    """A model with its parallelism and run, from a catalogue name, a path or the Hub.
 
     Args:
-        target: A name of the catalogue, or a path: of a file in memcalc's own JSON or in a format
-            that ``memcalc.config.readers`` reads, or of a folder that holds a ``config.json``.
+        target: A name of the catalogue; the path of a file in memcalc's own JSON or in a format
+            that ``memcalc.config.readers`` reads, or of a folder that holds a ``config.json``; or
+            ``hf:org/name`` of the Hugging Face Hub, with an ``@revision``.
         run: The path of a file whose parallelism and run replace the target's; a model in it is
             not used.
         settings: What replaces the files' word, or memcalc's assumption: ``seq_length``,
@@ -43,7 +44,8 @@ def load(
 
     Raises:
         ConfigError: The target is unknown, or a setting cannot be.
-        InputError: The file cannot be read.
+        InputError: The file cannot be read, or the Hub does not have it.
+        UsageError: ``hf:`` needs huggingface_hub, which is not installed.
 
     >>> load("175b", sp=True).parallel.pp
     8
@@ -60,8 +62,11 @@ def _source(target: str) -> Source:
     known = names()
     if target.lower() in known:
         return _entry(target.lower())
-    path = "/" in target or "\\" in target or target.lower().endswith(readers.SUFFIXES)
-    if path or os.path.exists(target):
+    if target.startswith(hub.PREFIX):
+        path, repository = hub.fetch(target)
+        return readers.read(path, repository, target)
+    is_path = "/" in target or "\\" in target or target.lower().endswith(readers.SUFFIXES)
+    if is_path or os.path.exists(target):
         return readers.read(Path(target))
     raise ConfigError(
         f"{target[:60]!r} is neither a model of the catalogue nor a file; {nearest(target, known)}"

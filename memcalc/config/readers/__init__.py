@@ -46,17 +46,22 @@ _KEY = re.compile(r"^[{\s]*[\"']?[\w.-]+[\"']?\s*:(?:\s|$)", re.MULTILINE)
 _MODEL_ARGS = re.compile(r"^MODEL_ARGS:", re.MULTILINE)
 
 
-def read(path: Path) -> Source:
+def read(path: Path, name: str = "", where: str = "") -> Source:
     """The model, and what is said of its run, from a file or a folder with a config.json.
+
+    Args:
+        path: The file or the folder.
+        name: What to call the model, if not after the file or its folder.
+        where: What to call the file in an error, if not by its path.
 
     Raises:
         InputError: The file cannot be read, or is of no format that memcalc knows.
         ConfigError: It can be read, but what it says cannot be, or it holds no model.
     """
-    source = _read(path)
+    source = _read(path, name, where)
     if isinstance(source, RunSource):
         raise ConfigError(
-            f"{path}: a run without a model; name a model, and give this file with --run"
+            f"{where or path}: a run without a model; name a model, and give this file with --run"
         )
     return source
 
@@ -77,17 +82,18 @@ def read_run(path: Path) -> RunSource:
     )
 
 
-def _read(path: Path) -> Source | RunSource:
+def _read(path: Path, name: str = "", where: str = "") -> Source | RunSource:
     if os.path.isdir(path):
         folder, path = path, path / "config.json"
         if not os.path.exists(path):
             raise InputError(f"{folder}: the folder has no config.json")
-    reader = _reader(_bytes(path), path)
+    where = where or str(path)
+    reader = _reader(_bytes(path), path.suffix.lower(), where)
     try:
-        return reader(_name(path))
+        return reader(name or _name(path))
     except (ConfigError, InputError) as error:
         kind = ConfigError if isinstance(error, ConfigError) else InputError
-        raise kind(f"{path}: {error}") from error
+        raise kind(f"{where}: {error}") from error
 
 
 def _name(path: Path) -> str:
@@ -95,9 +101,8 @@ def _name(path: Path) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)[:200] or path.stem
 
 
-def _reader(data: bytes, path: Path) -> Callable[[str], Source | RunSource]:
+def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source | RunSource]:
     """The reader of the format that the bytes are of, which still needs a name."""
-    suffix, where = path.suffix.lower(), str(path)
     if suffix == ".json":
         return _told(parse(data, where), where)
     text = _text(data, where)

@@ -1,62 +1,97 @@
-"""Hugging Face ``config.json``: the GPT-2 family and the Llama family."""
+"""Hugging Face ``config.json``: which family it is of, its sizes, and what of it is not used."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from memcalc.config import fields
 from memcalc.config.config import Source
 from memcalc.config.model import Model
-from memcalc.errors import ConfigError, InputError, nearest
-
-# The names under which one fact is found; the first is the one that a message asks for.
-ALIASES = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "embed_dim"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
-    "head_size": ("head_dim",),
-    "ffn_size": ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"),
-    "vocab_size": ("vocab_size",),
-    "max_seq_length": ("max_position_embeddings", "n_positions", "max_seq_len"),
-}
+from memcalc.config.readers.hf_content import ALIASES, Content
+from memcalc.config.readers.hf_families import DEFAULTS, FAMILIES, FOUR_H
+from memcalc.errors import InputError, nearest
 
 # What changes memory or FLOPs where it is set, and is not modelled: key -> what to know.
 UNMODELLED = {
-    "sliding_window": "FLOPs are counted over the whole sequence; kept bytes are the same",
     "gradient_checkpointing": "choose recomputation with --recompute full",
     "attn_implementation": "choose kernels with --implementation",
     "_attn_implementation": "choose kernels with --implementation",
     "quantization_config": "activations are counted in the run's precision",
     "add_cross_attention": "the cross-attention's activations are missing",
     "reorder_and_upcast_attn": "unfused attention keeps a wider softmax than counted",
+    "router_jitter_noise": "the router's noise keeps more than counted",
+    "clip_qkv": "the clamps of query, key and value keep more than counted",
+    "vision_config": "the language model alone is counted, and images come on top",
+    "audio_config": "the language model alone is counted, and sounds come on top",
 }
 
-# What is read beside the sizes, and what changes neither a layer's memory nor its FLOPs.
-USED = """
-    _name_or_path activation_function architectures attention_bias attention_dropout attn_pdrop
-    embd_pdrop hidden_act mlp_bias model_type resid_pdrop tie_word_embeddings use_sliding_window
-""".split()  # noqa: SIM905 - words read best as words
+# What changes neither a layer's memory nor its FLOPs.
 HARMLESS = """
-    auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
-    decoder_start_token_id do_sample dtype eos_token_id finetuning_task
-    id2label initializer_range is_decoder is_encoder_decoder label2id layer_norm_eps
-    layer_norm_epsilon layer_types max_length max_window_layers n_ctx name_or_path
-    output_attentions output_hidden_states pad_token_id pretraining_tp return_dict rms_norm_eps
-    rope_parameters rope_scaling rope_theta scale_attn_by_inverse_layer_idx scale_attn_weights
-    sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj task_specific_params tokenizer_class torch_dtype transformers_version
-    unk_token_id use_cache use_mrope
-""".split()  # noqa: SIM905 - as above
+    _sliding_window_pattern attention_multiplier auto_map aux_loss_alpha bad_words_ids
+    begin_suppress_tokens boi_token_index bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout decoder_start_token_id do_sample dtype embedding_multiplier eoi_token_index
+    eos_token_id ep_size experts_per_token finetuning_task gate_type id2label image_token_index
+    init_std initial_context_length initializer_range is_encoder_decoder kv_channels label2id
+    layer_norm_eps layer_norm_epsilon layerdrop logit_scale logits_scaling masked_softmax_fusion
+    max_length max_window_layers mlp_type mm_tokens_per_image n_ctx n_embed n_group name_or_path
+    norm_eps norm_epsilon norm_topk_prob norm_type offset_alibi original_max_position_embeddings
+    output_attentions output_hidden_states output_router_logits pad_token_id partial_rotary_factor
+    prefix pretraining_tp qk_head_dim query_pre_attn_scalar residual_multiplier return_dict
+    rms_norm_eps rope_interleave rope_local_base_freq rope_parameters rope_scaling rope_theta
+    rotary_dim rotary_emb_base rotary_pct routed_scaling_factor router_aux_loss_coef
+    scale_attention_softmax_in_fp32 scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id
+    seq_aux seq_length skip_bias_add skip_bias_add_qkv slow_but_exact summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj swiglu_alpha
+    swiglu_limit task_specific_params tokenizer_class topk_group topk_method torch_dtype
+    transformers_version type_vocab_size unk_token_id use_cache use_mrope
+""".split()  # noqa: SIM905 - words read best as words
+NAMES = ("model_type", "architectures", "_name_or_path")
 
-# Activations by the name that a config gives them: of a plain MLP, and of a gate.
-_PLAIN = {
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "gelu_new": "gelu_new",
-    "gelu_python_tanh": "gelu_new",
-    "silu": "silu",
-    "swish": "silu",
+# Where the language model stands in the config of a model of more than one part.
+_PARTS = ("thinker_config", "text_config")
+
+ARCHITECTURES = {
+    "BertForMaskedLM": "bert",
+    "BertModel": "bert",
+    "BloomForCausalLM": "bloom",
+    "CohereForCausalLM": "cohere",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "FalconForCausalLM": "falcon",
+    "GPT2LMHeadModel": "gpt2",
+    "GPT2Model": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTNeoForCausalLM": "gpt_neo",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GemmaForCausalLM": "gemma",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
+    "GraniteForCausalLM": "granite",
+    "LlamaForCausalLM": "llama",
+    "LlamaModel": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "OPTForCausalLM": "opt",
+    "Phi3ForCausalLM": "phi3",
+    "PhiForCausalLM": "phi",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
-_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
+
+# Families that Model cannot say, each with what it lacks for them.
+REFUSED = {
+    "dbrx": "its sizes stand in attn_config and ffn_config, and its norms have no bias",
+    "llama4": "its chunked attention and its layers without positions are not modelled",
+    "mpt": "its sizes stand in attn_config and expansion_ratio",
+    "olmo": "its norms have no weights",
+    "olmo2": "its norms of query and key are over all heads at once, and follow the sublayers",
+    "t5": "encoders with decoders are not modelled",
+}
 
 
 def read(content: Mapping[str, Any], name: str) -> Source:
@@ -74,81 +109,78 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     >>> read(config, "gpt2").model.ffn_size
     3072
     """
-    family = _family(content)
-    assumed: list[str] = []
-    sizes = {fact: _value(content, fact) for fact in ALIASES}
+    text, lines = _language_model(content)
+    family = _family(text)
+    said = Content(text, DEFAULTS.get(family, {}))
+    facts = {**_sizes(said), **FAMILIES[family](said)}
+    if not facts.get("experts"):
+        facts = {fact: value for fact, value in facts.items() if fact not in _OF_EXPERTS}
+    _width(said, family, facts)
+    model = Model(
+        name=_name(content, name),
+        source=f"Hugging Face config.json, model_type {family}",
+        **{fact: value for fact, value in facts.items() if value is not None},
+    )
+    unmodelled = (*lines, *said.unmodelled, *_unmodelled(text, said))
+    return Source(model, {}, tuple(dict.fromkeys(said.assumed)), tuple(dict.fromkeys(unmodelled)))
+
+
+def _language_model(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The part of a config that describes the language model, and a line for what it overrules."""
+    lines: list[str] = []
+    for part in _PARTS:
+        inner = content.get(part)
+        if inner is None:
+            continue
+        if not isinstance(inner, dict):
+            raise InputError(f"{part} must be an object")
+        outer = {key: value for key, value in content.items() if key != part}
+        inner = {key: value for key, value in inner.items() if value is not None}
+        for names in ALIASES.values():
+            for key in names:
+                if outer.get(key) not in (None, inner.get(key)):
+                    lines.append(f"{key} is not used: that of {part} is the language model's")
+                outer.pop(key, None)
+        content = {**outer, **inner}
+    return content, lines
+
+
+def _sizes(said: Content) -> dict[str, Any]:
+    """The sizes that every family has, of which three must be there."""
+    sizes = {fact: said.fact(fact) for fact in _SIZES}
     for fact in ("layers", "hidden_size", "heads"):
         if sizes[fact] is None:
             names = ALIASES[fact]
             raise InputError(f"no {names[0]} (nor {', '.join(names[1:])}) in the config")
-    if sizes["ffn_size"] is None:
-        assumed.append("ffn_size 4 x hidden_size (the config gives none)")
-    if sizes["kv_heads"] is None and family in KV_HEADS:
-        sizes["kv_heads"] = KV_HEADS[family]
-        assumed.append(f"kv_heads {KV_HEADS[family]} (the family's default)")
-    if family == "gpt2":
-        unsaid = [key for key in PDROPS if content.get(key) is None]
-        assumed += [f"{key} 0.1 (the family's default)" for key in unsaid]
-    facts = FAMILIES[family](content)
-    model = Model(
-        name=_name(content, name),
-        source=f"Hugging Face config.json, model_type {family}",
-        **{fact: value for fact, value in sizes.items() if value is not None},
-        **facts,
-    )
-    return Source(model, {}, tuple(assumed), _unmodelled(content, family))
+    fields.whole("layers", sizes["layers"], 100_000)
+    return sizes
 
 
-def _gpt2(content: Mapping[str, Any]) -> dict[str, Any]:
-    act = _get(content, "activation_function", "gelu_new")
-    return {
-        "norm": "layernorm",
-        "activation": _activation(act, _PLAIN),
-        "position": "learned",
-        "tied_embeddings": _get(content, "tie_word_embeddings", True),
-        "attention_dropout": _get(content, "attn_pdrop", 0.1),
-        "hidden_dropout": _get(content, "resid_pdrop", 0.1),
-        "embedding_dropout": _get(content, "embd_pdrop", 0.1),
-    }
+_SIZES = (
+    *("layers", "hidden_size", "heads", "kv_heads", "head_size", "ffn_size"),
+    *("vocab_size", "max_seq_length"),
+)
+_OF_EXPERTS = (
+    *("experts", "experts_per_token", "expert_ffn_size", "shared_ffn_size", "shared_gate"),
+    *("moe_layers", "router", "router_bias"),
+)
 
 
-def _llama(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "norm": "rmsnorm",
-        "activation": _activation(_get(content, "hidden_act", "silu"), _GATED),
-        "position": "rotary",
-        "qkv_bias": _get(content, "attention_bias", False),
-        "proj_bias": _get(content, "attention_bias", False),
-        "mlp_bias": _get(content, "mlp_bias", False),
-        "softmax_fp32": True,
-        "tied_embeddings": _get(content, "tie_word_embeddings", False),
-        "attention_dropout": _get(content, "attention_dropout", 0.0),
-    }
-
-
-def _qwen2(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_llama(content), "qkv_bias": True, "proj_bias": False}
-
-
-FAMILIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _qwen2,
-}
-
-# What transformers takes where a config says nothing.
-KV_HEADS = {"mistral": 8}
-PDROPS = ("attn_pdrop", "resid_pdrop", "embd_pdrop")
-
-_ARCHITECTURES = {
-    "GPT2LMHeadModel": "gpt2",
-    "GPT2Model": "gpt2",
-    "LlamaForCausalLM": "llama",
-    "LlamaModel": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-}
+def _width(said: Content, family: str, facts: dict[str, Any]) -> None:
+    """Fill in the MLP's width where the family has a rule for it, and ask for it elsewhere."""
+    if facts["ffn_size"] is not None:
+        return
+    if family in FOUR_H:
+        said.assumed.append("ffn_size 4 x hidden_size (the config gives none)")
+        return
+    patterned = facts.get("moe_layers") is not None
+    if facts.get("expert_ffn_size") is None or patterned:
+        ratio = " (mlp_ratio does not say how wide a gated one is)"
+        raise InputError(
+            f"no intermediate_size in the config, and {family} has no rule for its MLP's width"
+            f"{ratio if said.states('mlp_ratio') else ''}"
+        )
+    facts["ffn_size"] = facts["expert_ffn_size"]  # every layer has experts: nothing else has it
 
 
 def _family(content: Mapping[str, Any]) -> str:
@@ -156,35 +188,14 @@ def _family(content: Mapping[str, Any]) -> str:
     if family is None:
         architectures = content.get("architectures")
         first = architectures[0] if isinstance(architectures, list) and architectures else None
-        family = _ARCHITECTURES.get(first, first) if isinstance(first, str) else None
+        family = ARCHITECTURES.get(first, first) if isinstance(first, str) else None
     if not isinstance(family, str):
         raise InputError("neither model_type nor architectures names a model family")
+    if family in REFUSED:
+        raise InputError(f"model_type {family!r} is not modelled: {REFUSED[family]}")
     if family not in FAMILIES:
         raise InputError(f"model_type {family[:40]!r} is not modelled; {nearest(family, FAMILIES)}")
     return family
-
-
-def _value(content: Mapping[str, Any], fact: str) -> Any:
-    """A fact under whichever of its names; two names that disagree are a contradiction."""
-    found = {n: content[n] for n in ALIASES[fact] if content.get(n) is not None}
-    values = list(found.values())
-    if any(value != values[0] for value in values):
-        pairs = " and ".join(f"{n} {str(v)[:20]}" for n, v in found.items())
-        raise ConfigError(f"{pairs} contradict each other")
-    return values[0] if values else None
-
-
-def _get(content: Mapping[str, Any], key: str, default: Any) -> Any:
-    """A value, or the family's default where the key is missing or null."""
-    value = content.get(key)
-    return default if value is None else value
-
-
-def _activation(name: Any, known: Mapping[str, str]) -> str:
-    if not isinstance(name, str) or name not in known:
-        shown = str(name)[:40]
-        raise InputError(f"the activation {shown!r} is not modelled; {nearest(shown, known)}")
-    return known[name]
 
 
 def _name(content: Mapping[str, Any], fallback: str) -> str:
@@ -194,14 +205,17 @@ def _name(content: Mapping[str, Any], fallback: str) -> str:
     return fallback
 
 
-def _unmodelled(content: Mapping[str, Any], family: str) -> tuple[str, ...]:
+def _printable(key: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in key[:40])
+
+
+def _unmodelled(content: Mapping[str, Any], said: Content) -> list[str]:
     """A line for each key that changes what is counted, and one for all that are not known."""
-    known = {*UNMODELLED, *HARMLESS, *USED, *(name for names in ALIASES.values() for name in names)}
-    unknown = sorted(key[:40] for key, value in content.items() if value and key not in known)
-    met = [key for key in UNMODELLED if content.get(key)]
-    if family == "qwen2" and not content.get("use_sliding_window"):
-        met = [key for key in met if key != "sliding_window"]
-    lines = [f"{key} is not modelled: {UNMODELLED[key]}" for key in met]
+    known = {*UNMODELLED, *HARMLESS, *NAMES, *said.read}
+    unknown = sorted(
+        _printable(key) for key, value in content.items() if value and key not in known
+    )
+    lines = [f"{key} is not modelled: {UNMODELLED[key]}" for key in UNMODELLED if content.get(key)]
     if unknown:
         lines.append(f"not used, for memcalc does not know it: {', '.join(unknown)}")
-    return tuple(lines)
+    return lines

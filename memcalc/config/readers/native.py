@@ -1,13 +1,15 @@
 """memcalc's own JSON: ``{"memcalc": 1, "model": {...}, "parallel": {...}, "run": {...}}``.
 
 The keys of ``model`` are the fields of ``Model``; those of ``parallel`` and ``run`` are the
-settings of ``Parallel`` and ``Run``, with ``attention`` and ``dropout`` as on the command line.
+settings of ``Parallel`` and ``Run``, with ``attention`` and ``dropout`` as on the command line. A
+list ``unmodelled`` may say what of the model these fields cannot; each line is a warning.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
+from memcalc.config import fields
 from memcalc.config.config import OTHER_SETTINGS, PARALLEL_SETTINGS, RUN_SETTINGS, RunSource, Source
 from memcalc.config.model import Model
 from memcalc.errors import InputError, nearest
@@ -30,7 +32,7 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     """
     if type(content["memcalc"]) is not int or content["memcalc"] != VERSION:
         raise InputError(f'"memcalc" must be {VERSION}, the version of the format')
-    _known("the file", content, ("memcalc", "model", "parallel", "run"))
+    _known("the file", content, ("memcalc", "model", "parallel", "run", "unmodelled"))
     parallel = _section(content, "parallel", PARALLEL_SETTINGS)
     run = _section(content, "run", (*RUN_SETTINGS, *OTHER_SETTINGS))
     if "model" not in content:
@@ -39,7 +41,12 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     for key in _REQUIRED:
         if key not in model:
             raise InputError(f"model has no {key!r}")
-    return Source(Model(**{"name": name, **model}), {**parallel, **run})
+    lines = content.get("unmodelled", [])
+    if not isinstance(lines, list) or len(lines) > 100:
+        raise InputError("'unmodelled' must be a list of lines")
+    for line in lines:
+        fields.text("unmodelled", line)
+    return Source(Model(**{"name": name, **model}), {**parallel, **run}, (), tuple(lines))
 
 
 def _section(content: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:

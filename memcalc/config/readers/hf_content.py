@@ -1,0 +1,168 @@
+"""A ``config.json`` as the families read it: names of one fact, nulls, and numbers in quotes."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.errors import ConfigError, InputError, nearest
+
+# The names under which one fact is found; the first is the one that a message asks for.
+ALIASES = {
+    "layers": (
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"),
+        *("base_num_decoder_layers", "encoder_layers"),
+    ),
+    "hidden_size": (
+        *("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "base_emb_dim", "hidden_dim"),
+    ),
+    "heads": (
+        *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
+    ),
+    "kv_heads": (
+        *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads", "n_head_kv"),
+        *("multi_query_group_num", "num_query_groups"),
+    ),
+    "head_size": ("head_dim",),
+    "ffn_size": (
+        *("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"),
+        *("ffn_embed_dim", "mlp_dim"),
+    ),
+    "vocab_size": ("vocab_size",),
+    "max_seq_length": (
+        *("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"),
+    ),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": (
+        *("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_router_topk"),
+    ),
+    "sliding_window": ("sliding_window", "sliding_window_size"),
+    "first_dense": ("first_k_dense_replace",),
+    "mtp_layers": ("num_nextn_predict_layers", "num_mtp_layers"),
+}
+ACTIVATION = ("hidden_activation", "hidden_act", "activation_function", "activation")
+
+# Activations by the name that a config gives them: of a plain MLP, and of a gate.
+PLAIN = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "relu2": "squared_relu",
+}
+PLAIN_OR_FAST = {**PLAIN, "gelu_fast": "gelu_new"}
+GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
+
+
+class Content:
+    """What a config says, with what was read of it, and what had to be assumed.
+
+    Args:
+        content: The config's keys, all at one level.
+        defaults: What the family's own code takes for a fact that the config leaves out.
+
+    Attributes:
+        read: The keys that were asked for.
+        assumed: A line for each fact that the config does not state.
+        unmodelled: A line for each fact that memcalc's ``Model`` cannot say.
+
+    >>> said = Content({"n_layer": "12", "n_head": None}, {"heads": 8})
+    >>> said.fact("layers"), said.fact("heads"), said.get("attn_pdrop", 0.1)
+    (12, 8, 0.1)
+    >>> said.assumed
+    ['n_layer 12 (the config has it in quotes)', "heads 8 (the family's default)"]
+    """
+
+    def __init__(self, content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self._content = content
+        self._defaults = defaults
+        self.read: set[str] = set()
+        self.assumed: list[str] = []
+        self.unmodelled: list[str] = []
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, or the default where the key is missing or null."""
+        self.read.add(key)
+        value = self._content.get(key)
+        return default if value is None else value
+
+    def states(self, key: str) -> bool:
+        """Whether the key is there at all, be it with a null."""
+        return key in self._content
+
+    def fact(self, fact: str) -> Any:
+        """A fact under whichever of its names, or the family's default, or None.
+
+        Raises:
+            ConfigError: Two of its names disagree.
+        """
+        found = {name: self.size(name) for name in self._names(fact)}
+        found = {name: value for name, value in found.items() if value is not None}
+        values = list(found.values())
+        if any(value != values[0] for value in values):
+            pairs = " and ".join(f"{n} {v!r:.20}" for n, v in found.items())
+            raise ConfigError(f"{pairs} contradict each other")
+        if values:
+            return values[0]
+        default = self._defaults.get(fact)
+        if default is not None:
+            self.assumed.append(f"{fact} {default} (the family's default)")
+        return default
+
+    def size(self, key: str, default: Any = None) -> Any:
+        """A value; digits in quotes are the number that they write."""
+        value = self.get(key, default)
+        if isinstance(value, str) and re.fullmatch("[0-9]{1,12}", value):
+            self.assumed.append(f"{key} {int(value)} (the config has it in quotes)")
+            return int(value)
+        return value
+
+    def optional(self, fact: str) -> Any:
+        """A fact of which a null says that there is none; a missing key is the default."""
+        stated = [name for name in self._names(fact) if self.states(name)]
+        if stated and all(self.get(name) is None for name in stated):
+            return None
+        return self.fact(fact)
+
+    def dropout(self, key: str, default: float) -> Any:
+        """A dropout's probability, with a line where the family's own default is one."""
+        if default and self.get(key) is None:
+            self.assumed.append(f"{key} {default} (the family's default)")
+        return self.get(key, default)
+
+    def activation(self, known: Mapping[str, str], default: str) -> str:
+        """The activation, under whichever of its names, in memcalc's word.
+
+        Raises:
+            InputError: It is not modelled.
+            ConfigError: Two names of it disagree.
+        """
+        said = {key: self.get(key) for key in ACTIVATION}
+        words = {key: _word(name, known) for key, name in said.items() if name is not None}
+        if len(set(words.values())) > 1:
+            pairs = " and ".join(f"{key} {said[key]}" for key in words)
+            raise ConfigError(f"{pairs} contradict each other")
+        if "gelu_fast" in said.values() and known is PLAIN_OR_FAST:
+            self.unmodelled.append(
+                "gelu_fast is counted as gelu_new: where it is not one kernel, it keeps three "
+                "tensors of the MLP's width more"
+            )
+        return next(iter(words.values()), known[default])
+
+    def _names(self, fact: str) -> tuple[str, ...]:
+        """A fact's names: beside ``dim``, ``hidden_dim`` is what Mistral calls the MLP's width."""
+        if self.states("dim") and self.states("hidden_dim"):
+            if fact == "hidden_size":
+                return tuple(name for name in ALIASES[fact] if name != "hidden_dim")
+            if fact == "ffn_size":
+                return (*ALIASES[fact], "hidden_dim")
+        return ALIASES[fact]
+
+
+def _word(name: Any, known: Mapping[str, str]) -> str:
+    if not isinstance(name, str) or name not in known:
+        shown = str(name)[:40]
+        raise InputError(f"the activation {shown!r} is not modelled; {nearest(shown, known)}")
+    return known[name]
