@@ -303,7 +303,6 @@ class TestFamilies:
     @pytest.mark.parametrize(
         ("name", "change", "line"),
         [
-            ("bloom-176b", {}, "the norm after the embedding is not modelled"),
             ("opt-66b", {"word_embed_proj_dim": 512}, "word_embed_proj_dim is not modelled"),
             ("gpt-neox-20b", {}, "gelu_fast is counted as gelu_new"),
             ("gpt-oss-20b", {}, "the clamps of the experts' gates are not modelled"),

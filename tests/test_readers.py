@@ -229,7 +229,7 @@ class TestNative:
     def test_what_its_fields_cannot_say_is_warned_about(self, write):
         lines = ["its embedding is not modelled", "nor is its head"]
         assert load(write(NATIVE | {"unmodelled": lines})).warnings == tuple(lines)
-        assert load("bloom-176b").warnings[0].startswith("the norm after the embedding")
+        assert load("gpt-oss-20b").warnings[0].startswith("the clamps of the experts' gates")
         for bad in ("one line", [1], ["two\nlines"], [[]], ["x"] * 101):
             with pytest.raises(MemcalcError, match=r"unmodelled'? must be"):
                 load(write(NATIVE | {"unmodelled": bad}))

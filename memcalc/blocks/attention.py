@@ -78,8 +78,8 @@ def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
         ops.exchange_heads(g, "heads_enter", (q, k, v))
     else:
         ops.share_context(g, "share_context", k, v, m.parallel.cp_kind)
-    causal = m.model.causal
-    out = ops.flash_attention(g, "flash_attention", q, k, v, m.kernels.rng_bytes, causal)
+    causal, sinks = m.model.causal, m.model.attention_sinks
+    out = ops.flash_attention(g, "flash_attention", q, k, v, m.kernels.rng_bytes, causal, sinks)
     if m.parallel.cp_kind == "all_to_all":
         ops.exchange_heads(g, "heads_leave", (out,))
     return out

@@ -120,13 +120,21 @@ def matmul(
 
 
 def flash_attention(
-    g: Graph, name: str, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int, causal: bool
+    g: Graph,
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rng_bytes: int,
+    causal: bool,
+    sinks: bool = False,
 ) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), nothing of s x s kept.
 
     Saves q, k, v, the output and the fp32 log-sum-exp of each row, from which backward makes the
     probabilities again; the state of the random numbers stands in for a dropout mask. FLOPs are
-    those of the two products; causal or not, all s x s of them count.
+    those of the two products; causal or not, all s x s of them count. ``sinks`` says whether each
+    head has a learned logit of its own beside them.
     """
     s, b, heads, d = q.axes
     u = v.axes[-1]
@@ -143,7 +151,16 @@ def flash_attention(
         rng = Tensor("rng_state", (Axis.whole(str(rng_bytes), rng_bytes),), 1)
         saves.append(Save(rng, "seed and offset of the kernel's random numbers", FLASH, small=True))
     flops = 2 * (elements((s, b, heads, d)) + elements((s, b, heads, u))) * s.size
-    g.record(name, "flash_attention", (q, k, v), (out,), saves=saves, flops=flops, causal=causal)
+    g.record(
+        name,
+        "flash_attention",
+        (q, k, v),
+        (out,),
+        saves=saves,
+        flops=flops,
+        weights=(Weight(f"{name}.sink", (heads,)),) if sinks else (),
+        causal=causal,
+    )
     return out
 
 

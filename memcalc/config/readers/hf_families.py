@@ -71,6 +71,7 @@ def _gpt_neox(said: Content) -> Facts:
         "block": "parallel_two_norms" if parallel else "pre_norm",
         "activation": said.activation(PLAIN_OR_FAST, "gelu"),
         "position": "rotary",
+        "packed_qkv": True,
         "qkv_bias": bias,
         "proj_bias": bias,
         "softmax_fp32": True,
@@ -105,7 +106,6 @@ def _opt(said: Content) -> Facts:
 
 
 def _bloom(said: Content) -> Facts:
-    said.unmodelled.append(EMBEDDING_NORM)
     if flag(said, "apply_residual_connection_post_layernorm", False):
         said.unmodelled.append(
             "apply_residual_connection_post_layernorm is not modelled: counted as if the "
@@ -115,6 +115,7 @@ def _bloom(said: Content) -> Facts:
         "norm": "layernorm",
         "activation": "gelu",
         "position": "alibi",
+        "embedding_norm": True,
         "softmax_fp32": True,
         "tied_embeddings": said.get("tie_word_embeddings", True),
         "attention_dropout": said.get("attention_dropout", 0.0),
@@ -134,6 +135,7 @@ def _falcon(said: Content) -> Facts:
         "block": ("parallel_two_norms" if two else "parallel") if parallel else "pre_norm",
         "activation": said.activation(PLAIN, "gelu"),
         "position": "alibi" if flag(said, "alibi", False) else "rotary",
+        "packed_qkv": True,
         "qkv_bias": bias,
         "proj_bias": bias,
         "mlp_bias": bias,
@@ -144,10 +146,10 @@ def _falcon(said: Content) -> Facts:
 
 
 def _phi(said: Content) -> Facts:
-    said.unmodelled.append("the head's bias, vocab_size parameters, is not modelled")
     return {
         "norm": "layernorm",
         "block": "parallel",
+        "head_bias": True,
         "activation": said.activation(PLAIN, "gelu_new"),
         "position": "rotary",
         "qk_norm": said.get("qk_layernorm", False),
@@ -178,11 +180,6 @@ def _starcoder2(said: Content) -> Facts:
 
 
 def _bert(said: Content) -> Facts:
-    said.unmodelled += [
-        EMBEDDING_NORM,
-        "the token types, the pooler and the head's transform are not modelled: their weights "
-        "and a few tensors of sbh, once a model, are missing",
-    ]
     if said.get("position_embedding_type", "absolute") != "absolute":
         said.unmodelled.append(
             "position_embedding_type is not modelled: what relative positions keep is missing"
@@ -193,6 +190,11 @@ def _bert(said: Content) -> Facts:
         "block": "post_norm",
         "activation": said.activation(PLAIN, "gelu"),
         "position": "learned",
+        "embedding_norm": True,
+        "token_types": said.size("type_vocab_size", 2),
+        "final_norm": False,
+        "head_transform": True,
+        "head_bias": True,
         "causal": said.get("is_decoder", False),
         "tied_embeddings": said.get("tie_word_embeddings", True),
         "attention_dropout": said.dropout("attention_probs_dropout_prob", 0.1),
@@ -236,6 +238,7 @@ def _qwen3(said: Content) -> Facts:
 def _phi3(said: Content) -> Facts:
     return {
         **_llama(said),
+        "packed_qkv": True,
         "hidden_dropout": said.get("resid_pdrop", 0.0),
         "embedding_dropout": said.get("embd_pdrop", 0.0),
         **windows(said),
@@ -243,10 +246,6 @@ def _phi3(said: Content) -> Facts:
 
 
 def _cohere(said: Content) -> Facts:
-    said.unmodelled.append(
-        "the norms have no bias, so their parameters are counted twice; Hugging Face's own norm, a "
-        "chain in fp32, keeps more than counted"
-    )
     longest = said.size("model_max_length")  # beyond a max_position_embeddings of 8192
     if flag(said, "use_qk_norm", False):
         said.unmodelled.append(
@@ -256,6 +255,7 @@ def _cohere(said: Content) -> Facts:
         **_llama(said),
         **({"max_seq_length": longest} if longest is not None else {}),
         "norm": "layernorm",
+        "norm_bias": False,
         "block": "parallel",
         "qk_norm": said.get("use_qk_norm", False),
         "tied_embeddings": said.get("tie_word_embeddings", True),
@@ -266,6 +266,7 @@ def _gemma(said: Content) -> Facts:
     both_ways = flag(said, "use_bidirectional_attention", False)
     return {
         **_llama(said),
+        "norm_scale_fp32": True,
         "activation": said.activation(GATED, "gelu_pytorch_tanh"),
         "causal": not both_ways,
         "tied_embeddings": said.get("tie_word_embeddings", True),
@@ -296,7 +297,7 @@ def _gemma3(said: Content) -> Facts:
 
 
 def _mixtral(said: Content) -> Facts:
-    return {**_mistral(said), **_experts(said, said.fact("ffn_size"))}
+    return {**_mistral(said), **_experts(said, said.fact("ffn_size")), "router_norm": True}
 
 
 def _qwen2_moe(said: Content) -> Facts:
@@ -307,6 +308,7 @@ def _qwen2_moe(said: Content) -> Facts:
         **_experts(said, said.size("moe_intermediate_size", 1408)),
         "shared_ffn_size": said.size("shared_expert_intermediate_size", 5632),
         "shared_gate": True,
+        **_cast_router(said),
         **qwen_windows(said, lambda layer, most: layer < most and layer % 2 == 0),
     }
 
@@ -316,6 +318,7 @@ def _qwen3_moe(said: Content) -> Facts:
         **_llama(said),
         "qk_norm": True,
         **_experts(said, said.size("moe_intermediate_size", 768)),
+        **_cast_router(said),
         **qwen_windows(said, lambda layer, most: True),
     }
 
@@ -335,6 +338,7 @@ def _gpt_oss(said: Content) -> Facts:
         "attention_sinks": True,
         **_experts(said, said.fact("ffn_size")),
         "router_bias": True,
+        "router_dtype": "cast",
         **windows(said, every=2),
     }
 
@@ -356,6 +360,8 @@ def _deepseek_v2(said: Content) -> Facts:
         **_experts(said, width),
         "shared_ffn_size": _shared(said, width, 2),
         "router": _scores(said, "softmax"),
+        "router_dtype": "fp32",
+        "router_norm": said.get("norm_topk_prob", False),
     }
 
 
@@ -366,6 +372,7 @@ def _deepseek_v3(said: Content) -> Facts:
         "expert_ffn_size": width,
         "shared_ffn_size": _shared(said, width, 1),
         "router": _scores(said, "sigmoid"),
+        "router_norm": said.get("norm_topk_prob", True),
         "mtp_layers": _mtp(said),
     }
 
@@ -379,6 +386,8 @@ def _glm4_moe(said: Content) -> Facts:
         **_experts(said, width),
         "shared_ffn_size": _shared(said, width, 1),
         "router": _scores(said, "sigmoid"),
+        "router_dtype": "fp32",
+        "router_norm": said.get("norm_topk_prob", True),
         "mtp_layers": _mtp(said),
     }
 
@@ -471,11 +480,6 @@ DEFAULTS: dict[str, Facts] = {
 # Families whose MLP is four times the hidden size wide where the config gives no width.
 FOUR_H = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo")
 
-EMBEDDING_NORM = (
-    "the norm after the embedding is not modelled: its weights and its input, once a model, "
-    "are missing"
-)
-
 
 def _cap(said: Content, key: str, default: float | None) -> Any:
     """A soft-cap, of which a null says that there is none."""
@@ -495,6 +499,10 @@ def _shared(said: Content, width: Any, default: int) -> Any:
     fields.whole("n_shared_experts", count, 2**16)
     fields.whole("moe_intermediate_size", width, 2**26)
     return count * width
+
+
+def _cast_router(said: Content) -> Facts:
+    return {"router_dtype": "cast", "router_norm": said.get("norm_topk_prob", False)}
 
 
 def _scores(said: Content, default: str) -> Any:

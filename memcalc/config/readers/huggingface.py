@@ -33,7 +33,7 @@ HARMLESS = """
     init_std initial_context_length initializer_range is_encoder_decoder kv_channels label2id
     layer_norm_eps layer_norm_epsilon layerdrop logit_scale logits_scaling masked_softmax_fusion
     max_length max_window_layers mlp_type mm_tokens_per_image n_ctx n_embed n_group name_or_path
-    norm_eps norm_epsilon norm_topk_prob norm_type offset_alibi original_max_position_embeddings
+    norm_eps norm_epsilon norm_type offset_alibi original_max_position_embeddings
     output_attentions output_hidden_states output_router_logits pad_token_id partial_rotary_factor
     prefix pretraining_tp qk_head_dim query_pre_attn_scalar residual_multiplier return_dict
     rms_norm_eps rope_interleave rope_local_base_freq rope_parameters rope_scaling rope_theta
@@ -42,7 +42,7 @@ HARMLESS = """
     seq_aux seq_length skip_bias_add skip_bias_add_qkv slow_but_exact summary_activation
     summary_first_dropout summary_proj_to_labels summary_type summary_use_proj swiglu_alpha
     swiglu_limit task_specific_params tokenizer_class topk_group topk_method torch_dtype
-    transformers_version type_vocab_size unk_token_id use_cache use_mrope
+    transformers_version unk_token_id use_cache use_mrope
 """.split()  # noqa: SIM905 - words read best as words
 NAMES = ("model_type", "architectures", "_name_or_path")
 
