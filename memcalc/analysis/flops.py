@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from memcalc import paper, symbols
 from memcalc.analysis.activations import outermost
+from memcalc.analysis.stages import recomputed_layers
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
@@ -117,9 +118,10 @@ def iteration(config: Config, causal: bool = False) -> Flops:
     '1.8522e+18'
     """
     times = config.microbatches * config.parallel.dp
-    layers = [(n, layer(config, causal, kind)) for kind, n in kinds(config.model).items()]
-    passes = sum(n * one.forward for n, one in layers) + forward(head_graph(config), causal)
-    return Flops(times * passes, times * sum(n * one.recomputed for n, one in layers))
+    layers = {kind: layer(config, causal, kind) for kind in kinds(config.model)}
+    passes = sum(n * layers[kind].forward for kind, n in kinds(config.model).items())
+    again = sum(n * layers[kind].recomputed for kind, n in recomputed_layers(config).items())
+    return Flops(times * (passes + forward(head_graph(config), causal)), times * again)
 
 
 def percent_of_peak(

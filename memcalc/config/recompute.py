@@ -19,6 +19,7 @@ class Policy(NamedTuple):
         regions: Checkpointed regions: what enters one is kept, all else in it is made again.
         cached: Kinds of operations in them whose outputs are kept and not made again (torch's
             selective checkpointing, ``create_selective_checkpoint_contexts``).
+        offloaded: Whether what would be kept goes to the host's memory instead.
         dropped: Of the regions, those whose outputs too are let go and made again (Megatron-core's
             ``CheckpointWithoutOutput``).
     """
@@ -26,6 +27,7 @@ class Policy(NamedTuple):
     regions: frozenset[str] = frozenset()
     cached: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
+    offloaded: bool = False
 
     def __or__(self, other: "Policy") -> "Policy":
         return Policy(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
@@ -37,6 +39,13 @@ POLICIES = {
     "selective": Policy(frozenset({"core_attention"})),
     "full": Policy(frozenset({"layer"})),
     "save_linear": Policy(frozenset({"layer"}), frozenset({"linear"})),
+    "offload": Policy(offloaded=True),
+}
+
+# Of full recomputation with a number N, what N counts (Megatron-LM, --recompute-method).
+METHODS = {
+    "uniform": "layers that are recomputed together, from the input of their first",
+    "block": "layers of each pipeline chunk that are recomputed; the others are not",
 }
 
 # The words of Megatron-core's --recompute-modules that are not names of regions, or mean more.

@@ -55,7 +55,7 @@ def needed_on_cuda(config: Config) -> int:
     38
     """
     weights: int = owned(layer_graph(config))
-    none = replace(config, run=replace(config.run, recompute=("none",)))
+    none = replace(config, run=config.run.recomputing("none"))
     states = (
         4 + 4 * config.run.activation_bytes
     ) * weights  # drawn whole in fp32, three, gradients

@@ -87,7 +87,7 @@ def timed(rank: int, config: Config, device: str) -> list[tuple[float, float]]:
     clock = _cuda_clock if device == "cuda" else _clock
     found = []
     for policy in POLICIES:
-        run = replace(config.run, recompute=(policy,))
+        run = config.run.recomputing(policy)
         layer = Layer(replace(config, run=run), place)
         layer.early_stop = True  # PyTorch's default
         x = hidden_state(config, place)

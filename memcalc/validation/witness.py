@@ -162,7 +162,7 @@ def _recomputed(graph: Graph, config: Config, place: Place) -> Counted | None:
     run, t = config.run, place.t
     if not run.policy.regions or config.model.kv_heads < t:
         return None
-    without = replace(config, run=replace(run, recompute=("none",)))
+    without = replace(config, run=run.recomputing("none"))
     base = _backward_flops(Layer(without, place), config, place)
     measured, ledger = [], []
     for early_stop in (False, True):
