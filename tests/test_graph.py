@@ -6,6 +6,7 @@ import pytest
 import sympy
 
 from memcalc.analysis.activations import kept, total
+from memcalc.analysis.layers import layer_bytes
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
@@ -388,3 +389,10 @@ class TestGraph:
         axis = Mesh(t).tensor(Axis.heads("k", k))
         assert axis.local == sympy.Max(1, k / t)
         assert Mesh(Fraction(8)).tensor(Axis.heads("k", Fraction(2))).local == 1
+
+
+def test_linears_in_fp8_keep_their_inputs_in_8_bits():
+    """Llama-3-8B: of its four linears' inputs, one is a flash kernel's output, which stays too."""
+    s, h, f = 8192, 4096, 14336
+    less = layer_bytes(load("llama-3-8b")) - layer_bytes(load("llama-3-8b", precision="fp8"))
+    assert less == s * (h + h + f - h)  # into qkv, fc1 and fc2; beside the context, a copy

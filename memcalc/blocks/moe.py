@@ -25,13 +25,14 @@ def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
     assert m.routed is not None
     experts, width = m.others["n"], m.others["g"]
     model = m.model
+    fp32 = model.router_dtype == "fp32" and not m.kernels.copies_router
     weights = ops.router(
         g,
         "router",
         x,
         experts,
         m.others["r"],
-        model.router_dtype,
+        "scores" if fp32 else model.router_dtype,
         model.router_bias,
         model.router_norm,
     )

@@ -104,7 +104,9 @@ class Spec:
 
 def graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
     """An empty graph for a config, over ranks whose numbers are given by letter."""
-    return Graph(Mesh.of(sizes, config.parallel.sp), config.run.activation_bytes)
+    run = config.run
+    linear_bytes = 1 if run.precision == "fp8" else None
+    return Graph(Mesh.of(sizes, config.parallel.sp), run.activation_bytes, linear_bytes)
 
 
 def _routed(config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> Axis:

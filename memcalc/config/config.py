@@ -99,6 +99,11 @@ class Config:
                 "experts under tensor parallelism without sequence parallelism: Megatron-core "
                 "refuses that; counted as if every rank dispatched all tokens"
             )
+        if self.run.precision == "fp8":
+            lines.append(
+                "fp8: linears are counted to keep their inputs in 8 bits, once, as Transformer "
+                "Engine's sources say; never measured"
+            )
         if kernels.attention == "flash" and self.run.precision == "fp32":
             lines.append("flash kernels take bf16 and fp16 only; counted as if one took fp32")
         most = self.model.max_seq_length

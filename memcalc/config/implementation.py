@@ -32,6 +32,8 @@ class Implementation:
             packed with, where the model's code packs it.
         sorts_routes: Whether routed tokens are sorted by expert with indices of 8 bytes, which are
             kept.
+        copies_router: Whether a router whose product is in fp32 keeps fp32 copies of its input and
+            weight; Megatron-core's own function keeps both as they are.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -55,6 +57,7 @@ class Implementation:
     weighs_outputs: bool = False
     views_packed: bool = False
     sorts_routes: bool = False
+    copies_router: bool = False
     fp32_statistics: bool = True
     rng_bytes: int = 0
 
@@ -104,6 +107,7 @@ IMPLEMENTATIONS = {
             weighs_outputs=True,
             views_packed=True,
             sorts_routes=True,
+            copies_router=True,
         ),
         Implementation(
             name="transformers-sdpa",
@@ -117,6 +121,7 @@ IMPLEMENTATIONS = {
             weighs_outputs=True,
             views_packed=True,
             sorts_routes=True,
+            copies_router=True,
             rng_bytes=24,
         ),
     )

@@ -30,7 +30,12 @@ class Policy(NamedTuple):
     offloaded: bool = False
 
     def __or__(self, other: "Policy") -> "Policy":
-        return Policy(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
+        return Policy(
+            self.regions | other.regions,
+            self.cached | other.cached,
+            self.dropped | other.dropped,
+            self.offloaded or other.offloaded,
+        )
 
 
 # The policies with names of their own.

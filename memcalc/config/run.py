@@ -8,7 +8,7 @@ from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.recompute import METHODS, POLICIES, Policy, policy
 from memcalc.errors import ConfigError
 
-PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,8 @@ class Run:
         seq_length: s, tokens of a sequence.
         micro_batch_size: b, sequences of a micro-batch.
         global_batch_size: Sequences of an iteration, over all ranks, or None if unknown.
-        precision: The type of activations: ``bf16``, ``fp16`` or ``fp32``.
+        precision: The type of activations: ``bf16``, ``fp16`` or ``fp32``; with ``fp8`` they are
+            bf16, and linears keep their inputs in 8 bits.
         recompute: Words that say what backward recomputes: a policy (``none``, ``selective``,
             ``full``, ``save_linear``) or names of regions (``attention``, ``mlp``, ...).
         recompute_method: What ``recompute_layers`` counts, under full recomputation: a word of

@@ -72,9 +72,10 @@ def linear(
     weights = [] if shared else [Weight(f"{name}.weight", (out, *features))]
     if bias:
         weights.append(Weight(f"{name}.bias", (out,)))
-    save = Save(x, "input: the weight's gradient needs it", KORTHIKANTI)
+    save = Save(_quantised(g, x), "input: the weight's gradient needs it", KORTHIKANTI)
     if x.kept_as is not None:
-        save = Save(x.kept_as, "input's shard: backward gathers it again", KORTHIKANTI_SP)
+        shard = _quantised(g, x.kept_as)
+        save = Save(shard, "input's shard: backward gathers it again", KORTHIKANTI_SP)
     if packed:
         whole = Tensor("+".join(outputs), (*tokens, out), g.dtype_bytes)
         for tensor in made:
@@ -696,7 +697,7 @@ def grouped_linear(
         "linear",
         (x,),
         (out,),
-        saves=(Save(x, "input: the weights' gradients need it", KORTHIKANTI),),
+        saves=(Save(_quantised(g, x), "input: the weights' gradients need it", KORTHIKANTI),),
         flops=2 * elements(x.axes) * features.size,
         weights=weights,
     )
@@ -732,6 +733,17 @@ def _exchanged(g: Graph, routed: Tensor, ways: tuple[str, str]) -> list[Move]:
 
 
 # --- helpers -----------------------------------------------------------------------------------
+
+
+def _quantised(g: Graph, x: Tensor) -> Tensor:
+    """A linear's input as it is kept: itself, or a copy of fewer bits.
+
+    Transformer Engine's linears keep one copy in fp8 where they multiply in it (module/linear.py,
+    layernorm_linear.py: save_for_backward of the quantised input).
+    """
+    if g.linear_bytes in (None, x.dtype_bytes):
+        return x
+    return Tensor(f"{x.name}_fp8", x.axes, g.linear_bytes)
 
 
 def _elementwise(g: Graph, name: str, kind: str, x: Tensor) -> Tensor:

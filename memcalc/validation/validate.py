@@ -14,6 +14,7 @@ from memcalc.report import Column, Report
 from memcalc.validation import allocator, cuda, dtensor, hugging_face, megatron, ranks, timing
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
+from memcalc.validation.modules import TYPES
 from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.room import require_room
 from memcalc.validation.witness import DEPTHS, Finding, observe
@@ -314,6 +315,8 @@ def _require(config: Config, device: str, against: str) -> None:
         UsageError: With what is there.
     """
     kernels, model, t = config.run.implementation, config.model, config.parallel.tp
+    if config.run.precision not in TYPES:
+        raise UsageError(f"{config.run.precision} is not validated: choose from {', '.join(TYPES)}")
     if device == "cuda":
         if against != "own":
             raise UsageError("on cuda, memcalc's own layer is validated")

@@ -358,6 +358,8 @@ def _run(said: _Arguments) -> dict[str, Any]:
     if "rampup-batch-size" in said.words:
         said.assumed.append("the global batch size that its ramp-up ends with")
     precision = next((name for name in ("bf16", "fp16") if said.flag(name)), None)
+    if said.text("fp8-format"):
+        precision = "fp8"
     if precision is None and "micro-batch-size" in said.words:
         precision = said.defaulted(None, "fp32", "precision")
     implementation = said.run(said.word, "transformer-impl", IMPLEMENTATIONS)
