@@ -10,7 +10,7 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import load
-from memcalc.config.recompute import REGIONS
+from memcalc.config.recompute import REGIONS, Policy
 from memcalc.errors import ConfigError
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Save, Tensor
@@ -324,7 +324,7 @@ class TestGraph:
         ],
     )
     def test_a_recomputed_region_keeps_what_enters_it(self, recomputed, names):
-        entries = kept(self.chain(), frozenset(recomputed))
+        entries = kept(self.chain(), Policy(frozenset(recomputed)))
         assert [entry.tensor.name for entry in entries] == names
 
     def test_two_regions_of_one_name_are_two_checkpoints(self):
@@ -333,7 +333,7 @@ class TestGraph:
             with g.region("part"):
                 x = ops.gelu(g, "one", x)
                 x = ops.gelu(g, "two", x)
-        names = [entry.tensor.name for entry in kept(g, frozenset({"part"}))]
+        names = [entry.tensor.name for entry in kept(g, Policy(frozenset({"part"})))]
         assert names == ["x", "two_output"]
 
     def test_a_region_ends_when_its_block_fails(self):
