@@ -377,6 +377,7 @@ class TestTorch:
             ("22b", True, "selective"),
             ("llama-3-70b", False, "full"),
             ("llama-3-70b", True, "attention,mlp,norm"),
+            ("22b", True, "save_linear"),  # products with a bias
         ],
     )
     def test_two_real_ranks_keep_their_parts_and_their_gradients_are_the_unsplit_layers(

@@ -335,7 +335,8 @@ def _caching_products() -> Any:
     """Contexts for a checkpoint that keeps the outputs of products with weights."""
 
     def choose(context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
-        product = operation == torch.ops.aten.mm.default
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)  # without a bias, with
+        product = operation in products
         return CheckpointPolicy.MUST_SAVE if product else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(choose)
