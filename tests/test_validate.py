@@ -653,9 +653,17 @@ class TestRecomputation:
         assert report.failures == ()
         assert any("FLOPs on a rank by PyTorch's counter" in note for note in report.notes)
 
+    @pytest.mark.parametrize(
+        "words", ["full,selective", "attention,core_attention", "save_linear,norm", "full,mlp,norm"]
+    )
+    def test_a_region_inside_another_is_made_again_once(self, words):
+        assert validate(load("llama-3-8b", recompute=words), "meta").failures == ()
+
     def test_other_flops_are_a_failure(self, monkeypatch):
         monkeypatch.setattr(witness, "_backward_flops", lambda *arguments: 0)
-        (line,) = validate(load("175b", tp=1, recompute="selective"), "meta").failures
+        report = validate(load("175b", tp=1, recompute="selective"), "meta")
+        (line,) = report.failures
+        assert not any("the ledger has the same" in note for note in report.notes)
         assert line == (
             "rank 0: recomputation adds 0 FLOPs, and 0 with early stop, where the ledger has "
             "206158430208 and 103079215104"

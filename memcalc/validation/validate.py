@@ -16,7 +16,7 @@ from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
 from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.room import require_room
-from memcalc.validation.witness import DEPTHS, Finding, observe
+from memcalc.validation.witness import DEPTHS, Counted, Finding, as_on, observe
 
 DEVICES = ("meta", "cpu", "cuda")
 AGAINST = ("own", "megatron", "torch", "transformers")
@@ -240,7 +240,7 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
         whole, stopped = first.recomputed.measured
         lines.append(
             f"recomputation adds {whole} FLOPs on a rank by PyTorch's counter, {stopped} with its "
-            "checkpoint's default early stop; the ledger has the same"
+            f"checkpoint's default early stop; {_likewise(first.recomputed)}"
         )
     taken = first.measured.allocated_bytes
     if taken is not None:
@@ -256,6 +256,12 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
             f"{_rest(first.allocator_peaks)} bytes come and go besides"
         )
     return tuple(lines)
+
+
+def _likewise(counted: Counted) -> str:
+    if counted.measured == counted.ledger:
+        return "the ledger has the same"
+    return f"the ledger has {counted.ledger[0]} and {counted.ledger[1]}"
 
 
 def _beyond_the_paper(config: Config) -> tuple[str, ...]:
