@@ -3,6 +3,7 @@
 import json
 import operator
 import os
+import re
 import subprocess
 import sys
 import time
@@ -751,6 +752,22 @@ class TestAWrongLedgerIsCaught:
         outcome = memcalc("validate 22b --device meta")
         assert outcome.status == 1
         assert "failed: rank 0: (2048 4 6144) of the input is unexplained" in outcome.err
+
+
+class TestBeyondThePaper:
+    @pytest.mark.parametrize("device", ["meta", "cpu"])
+    @pytest.mark.parametrize("name", ["22b", "llama-3-8b"])
+    def test_the_terms_add_up_to_what_is_kept(self, name, device):
+        report = validate(load(name, tp=1), device)
+        (note,) = (note for note in report.notes if note.startswith("the paper's way"))
+        theirs, terms = re.fullmatch(r".* has (\d+) bytes; to these: (.*)", note).groups()
+        ours = int(theirs) + sum(int(term.split()[1]) for term in terms.split(", "))
+        assert ours == sum(row["ledger_bytes"] for row in report.records())
+
+    def test_cuda_keeps_its_own_state_of_random_numbers(self):
+        config = witness.as_on(load("llama-3-8b"), "cuda")
+        (note,) = module._beyond_the_paper(config)
+        assert "rng_state +24" in note
 
 
 class TestCuda:

@@ -160,7 +160,7 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
             *_finding_notes(found, config, device),
             f"ledger {ledger_bytes} bytes, measured {measured_bytes}, difference "
             f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {TORCH}",
-            *_beyond_the_paper(config),
+            *_beyond_the_paper(as_on(config, device)),
             *notes(config, "exact"),
         ),
         tuple(line for rank, each in enumerate(found) for line in _failures(rank, each)),
