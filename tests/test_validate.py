@@ -67,6 +67,14 @@ VECTORS = {
 GATHERED = {"22b": 1061175296, "175b": 446697472, "530b": 660606976, "1t": 825757696}
 
 
+def fails_on_rank_1(rank, how):
+    if rank == 1 and how == "die":
+        os._exit(7)
+    if rank == 1:
+        raise ValueError("the cause")
+    torch.distributed.barrier()
+
+
 def sums(report):
     rows = [row for row in report.records() if row["status"] != "ignored"]
     return sum(r["ledger_bytes"] for r in rows), sum(r["measured_bytes"] for r in rows)
@@ -587,12 +595,20 @@ class TestRanks:
             ranks.on_each(2, operator.floordiv, 0)
 
     def test_a_rank_that_dies_is_noticed(self):
-        with pytest.raises(ranks.RankError, match=r"rank 0 died \(exit code 0\)"):
+        with pytest.raises(ranks.RankError, match=r"rank (\d) died \(exit code \1\)"):
             ranks.on_each(2, os._exit)
+
+    @pytest.mark.parametrize(
+        ("how", "message"),
+        [("raise", "rank 1 failed: the cause"), ("die", r"rank 1 died \(exit code 7\)")],
+    )
+    def test_the_rank_that_failed_is_named_and_not_one_that_waited_for_it(self, how, message):
+        with pytest.raises(ranks.RankError, match=message):
+            ranks.on_each(2, fails_on_rank_1, how)
 
     def test_a_rank_that_hangs_is_ended(self):
         """Starting takes longer than this."""
-        with pytest.raises(ranks.RankError, match="rank 0 did not answer within 0 s"):
+        with pytest.raises(ranks.RankError, match="rank 0, 1 did not answer within 0 s"):
             ranks.on_each(2, max, 0, timeout=0)
 
 
