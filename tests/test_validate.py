@@ -23,7 +23,7 @@ from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
-from memcalc.validation import allocator, cuda, gradients, ranks, room, witness
+from memcalc.validation import allocator, cuda, gradients, kernels, ranks, room, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.hugging_face import CudaKernels, HuggingFaceLayer
@@ -826,6 +826,16 @@ class TestCuda:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         with pytest.raises(UsageError, match=message):
             validate(load("22b", **settings), "cuda")
+
+    def test_a_kernel_that_is_not_there_is_said(self):
+        q = torch.zeros(1, 2, 4, 8)
+        with pytest.raises(UsageError, match=r"no flash kernel .* choose --attention unfused"):
+            kernels.native_flash_attention(q, q, q, 0.1)  # the CPU's has no dropout
+
+    def test_by_default_it_is_for_the_own_layer_alone(self, monkeypatch):
+        monkeypatch.setattr(cuda, "available", lambda: True)
+        report = validate(load("22b", tp=1), against="torch")
+        assert {row["backend"] for row in report.records()} == {"cpu", "meta"}
 
     def test_other_layers_are_not_for_it(self):
         with pytest.raises(UsageError, match="on cuda, memcalc's own layer is validated"):

@@ -93,7 +93,7 @@ class RowLinear(nn.Module):
         x = x.flatten(2)
         if x.is_contiguous():
             y = F.linear(x, self.weight)
-        else:  # CUDA's flash kernel lays its output batch first: a product that copies nothing
+        else:  # the CPU's flash kernel lays its output batch first: a product that copies nothing
             y = F.linear(x.transpose(0, 1), self.weight).transpose(0, 1)
         if self.place.t == 1:
             return y

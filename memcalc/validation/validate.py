@@ -37,8 +37,8 @@ def validate(
         config: The model, its parallelism and its run.
         device: ``meta``: full size, CUDA's choices of what is kept, no memory and no kernel;
             ``cpu``: real tensors and kernels, and a process for every rank; ``cuda``: the same at
-            full size, and what the allocator counts. By default ``cuda`` if there is a GPU, else a
-            small layer on ``cpu``, and the whole one on ``meta``.
+            full size, and what the allocator counts. By default ``cuda`` if there is a GPU and the
+            layer is memcalc's own, else a small layer on ``cpu``, and the whole one on ``meta``.
         full_size: On the CPU, the model's own size rather than a small one of its shape.
         against: Whose layer runs: ``own``, that of ``memcalc.validation.modules``;
             ``torch``, one in DTensor's tensor parallelism; ``transformers``, Hugging Face's; or
@@ -69,7 +69,7 @@ def validate(
         return validate(config, "cuda" if cuda.available() else "cpu", full_size, against, time)
     if against == "transformers":
         return validate(config, "meta", full_size, against)
-    if cuda.available():
+    if cuda.available() and against == "own":
         return validate(config, "cuda", full_size, against)
     if ranks.launched():
         return validate(config, "cpu", full_size, against)
