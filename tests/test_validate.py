@@ -3,6 +3,7 @@
 import json
 import operator
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,7 +22,7 @@ from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
-from memcalc.validation import allocator, cuda, gradients, ranks, room, witness
+from memcalc.validation import allocator, cuda, gradients, kernels, ranks, room, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.hugging_face import CudaKernels, HuggingFaceLayer
@@ -63,6 +64,14 @@ VECTORS = {
 
 # Likewise, with tp 8 and a sequence parallelism that keeps what it gathers, as DTensor's does.
 GATHERED = {"22b": 1061175296, "175b": 446697472, "530b": 660606976, "1t": 825757696}
+
+
+def fails_on_rank_1(rank, how):
+    if rank == 1 and how == "die":
+        os._exit(7)
+    if rank == 1:
+        raise ValueError("the cause")
+    torch.distributed.barrier()
 
 
 def sums(report):
@@ -369,6 +378,7 @@ class TestTorch:
             ("22b", True, "selective"),
             ("llama-3-70b", False, "full"),
             ("llama-3-70b", True, "attention,mlp,norm"),
+            ("22b", True, "save_linear"),  # products with a bias
         ],
     )
     def test_two_real_ranks_keep_their_parts_and_their_gradients_are_the_unsplit_layers(
@@ -577,12 +587,20 @@ class TestRanks:
             ranks.on_each(2, operator.floordiv, 0)
 
     def test_a_rank_that_dies_is_noticed(self):
-        with pytest.raises(ranks.RankError, match=r"rank 0 died \(exit code 0\)"):
+        with pytest.raises(ranks.RankError, match=r"rank (\d) died \(exit code \1\)"):
             ranks.on_each(2, os._exit)
+
+    @pytest.mark.parametrize(
+        ("how", "message"),
+        [("raise", "rank 1 failed: the cause"), ("die", r"rank 1 died \(exit code 7\)")],
+    )
+    def test_the_rank_that_failed_is_named_and_not_one_that_waited_for_it(self, how, message):
+        with pytest.raises(ranks.RankError, match=message):
+            ranks.on_each(2, fails_on_rank_1, how)
 
     def test_a_rank_that_hangs_is_ended(self):
         """Starting takes longer than this."""
-        with pytest.raises(ranks.RankError, match="rank 0 did not answer within 0 s"):
+        with pytest.raises(ranks.RankError, match="rank 0, 1 did not answer within 0 s"):
             ranks.on_each(2, max, 0, timeout=0)
 
 
@@ -644,9 +662,17 @@ class TestRecomputation:
         assert report.failures == ()
         assert any("FLOPs on a rank by PyTorch's counter" in note for note in report.notes)
 
+    @pytest.mark.parametrize(
+        "words", ["full,selective", "attention,core_attention", "save_linear,norm", "full,mlp,norm"]
+    )
+    def test_a_region_inside_another_is_made_again_once(self, words):
+        assert validate(load("llama-3-8b", recompute=words), "meta").failures == ()
+
     def test_other_flops_are_a_failure(self, monkeypatch):
         monkeypatch.setattr(witness, "_backward_flops", lambda *arguments: 0)
-        (line,) = validate(load("175b", tp=1, recompute="selective"), "meta").failures
+        report = validate(load("175b", tp=1, recompute="selective"), "meta")
+        (line,) = report.failures
+        assert not any("the ledger has the same" in note for note in report.notes)
         assert line == (
             "rank 0: recomputation adds 0 FLOPs, and 0 with early stop, where the ledger has "
             "206158430208 and 103079215104"
@@ -736,6 +762,22 @@ class TestAWrongLedgerIsCaught:
         assert "failed: rank 0: (2048 4 6144) of the input is unexplained" in outcome.err
 
 
+class TestBeyondThePaper:
+    @pytest.mark.parametrize("device", ["meta", "cpu"])
+    @pytest.mark.parametrize("name", ["22b", "llama-3-8b"])
+    def test_the_terms_add_up_to_what_is_kept(self, name, device):
+        report = validate(load(name, tp=1), device)
+        (note,) = (note for note in report.notes if note.startswith("the paper's way"))
+        theirs, terms = re.fullmatch(r".* has (\d+) bytes; to these: (.*)", note).groups()
+        ours = int(theirs) + sum(int(term.split()[1]) for term in terms.split(", "))
+        assert ours == sum(row["ledger_bytes"] for row in report.records())
+
+    def test_cuda_keeps_its_own_state_of_random_numbers(self):
+        config = witness.as_on(load("llama-3-8b"), "cuda")
+        (note,) = module._beyond_the_paper(config)
+        assert "rng_state +24" in note
+
+
 class TestCuda:
     """What there is of it without a GPU: the allocator's rules, and what is refused."""
 
@@ -776,6 +818,16 @@ class TestCuda:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         with pytest.raises(UsageError, match=message):
             validate(load("22b", **settings), "cuda")
+
+    def test_a_kernel_that_is_not_there_is_said(self):
+        q = torch.zeros(1, 2, 4, 8)
+        with pytest.raises(UsageError, match=r"no flash kernel .* choose --attention unfused"):
+            kernels.native_flash_attention(q, q, q, 0.1)  # the CPU's has no dropout
+
+    def test_by_default_it_is_for_the_own_layer_alone(self, monkeypatch):
+        monkeypatch.setattr(cuda, "available", lambda: True)
+        report = validate(load("22b", tp=1), against="torch")
+        assert {row["backend"] for row in report.records()} == {"cpu", "meta"}
 
     def test_other_layers_are_not_for_it(self):
         with pytest.raises(UsageError, match="on cuda, memcalc's own layer is validated"):

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parameters import owned
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config, Parallel
 from memcalc.errors import MemcalcError
 from memcalc.units import format_bytes
+from memcalc.validation import cuda
 
 
 class RoomError(MemcalcError, MemoryError):
@@ -75,8 +74,8 @@ def free_on_cpu() -> int | None:
 
 
 def free_on_cuda() -> int | None:
-    """Memory that is free on the current GPU."""
-    return torch.cuda.mem_get_info()[0]
+    """Memory that is free on this process's GPU."""
+    return cuda.free()
 
 
 NEEDS = {"cpu": needed_on_cpu, "cuda": needed_on_cuda}

@@ -16,7 +16,7 @@ from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
 from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.room import require_room
-from memcalc.validation.witness import DEPTHS, Finding, observe
+from memcalc.validation.witness import DEPTHS, Counted, Finding, as_on, observe
 
 DEVICES = ("meta", "cpu", "cuda")
 AGAINST = ("own", "megatron", "torch", "transformers")
@@ -37,8 +37,8 @@ def validate(
         config: The model, its parallelism and its run.
         device: ``meta``: full size, CUDA's choices of what is kept, no memory and no kernel;
             ``cpu``: real tensors and kernels, and a process for every rank; ``cuda``: the same at
-            full size, and what the allocator counts. By default ``cuda`` if there is a GPU, else a
-            small layer on ``cpu``, and the whole one on ``meta``.
+            full size, and what the allocator counts. By default ``cuda`` if there is a GPU and the
+            layer is memcalc's own, else a small layer on ``cpu``, and the whole one on ``meta``.
         full_size: On the CPU, the model's own size rather than a small one of its shape.
         against: Whose layer runs: ``own``, that of ``memcalc.validation.modules``;
             ``torch``, one in DTensor's tensor parallelism; ``transformers``, Hugging Face's; or
@@ -69,7 +69,7 @@ def validate(
         return validate(config, "cuda" if cuda.available() else "cpu", full_size, against, time)
     if against == "transformers":
         return validate(config, "meta", full_size, against)
-    if cuda.available():
+    if cuda.available() and against == "own":
         return validate(config, "cuda", full_size, against)
     if ranks.launched():
         return validate(config, "cpu", full_size, against)
@@ -160,7 +160,7 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
             *_finding_notes(found, config, device),
             f"ledger {ledger_bytes} bytes, measured {measured_bytes}, difference "
             f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {TORCH}",
-            *_beyond_the_paper(config),
+            *_beyond_the_paper(as_on(config, device)),
             *notes(config, "exact"),
         ),
         tuple(line for rank, each in enumerate(found) for line in _failures(rank, each)),
@@ -240,7 +240,7 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
         whole, stopped = first.recomputed.measured
         lines.append(
             f"recomputation adds {whole} FLOPs on a rank by PyTorch's counter, {stopped} with its "
-            "checkpoint's default early stop; the ledger has the same"
+            f"checkpoint's default early stop; {_likewise(first.recomputed)}"
         )
     taken = first.measured.allocated_bytes
     if taken is not None:
@@ -256,6 +256,12 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
             f"{_rest(first.allocator_peaks)} bytes come and go besides"
         )
     return tuple(lines)
+
+
+def _likewise(counted: Counted) -> str:
+    if counted.measured == counted.ledger:
+        return "the ledger has the same"
+    return f"the ledger has {counted.ledger[0]} and {counted.ledger[1]}"
 
 
 def _beyond_the_paper(config: Config) -> tuple[str, ...]:
