@@ -20,7 +20,10 @@ def prepare(rank: int) -> None:
     are set also where the environment has said so: PyTorch 2.9 does not listen to its
     PYTORCH_ALLOC_CONF (issue 183387).
     """
-    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{segments_expand()}")
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # not before PyTorch 2.10
+    (setter or torch.cuda.memory._set_allocator_settings)(
+        f"expandable_segments:{segments_expand()}"
+    )
     torch.cuda.set_device(index(rank))
 
 

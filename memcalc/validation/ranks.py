@@ -20,6 +20,7 @@ import torch.multiprocessing as mp
 from memcalc.errors import MemcalcError
 
 TIMEOUT_SECONDS = 120
+LONG_SECONDS = 1800  # for what may take long without hanging
 
 Result = TypeVar("Result")
 

@@ -51,13 +51,12 @@ def needed_on_cuda(config: Config) -> int:
 
     >>> from memcalc.config import load
     >>> needed_on_cuda(load("22b", tp=1)) // 2**30
-    38
+    37
     """
-    weights: int = owned(layer_graph(config))
+    weights, width = owned(layer_graph(config)), config.run.activation_bytes
     none = replace(config, run=replace(config.run, recompute=("none",)))
-    states = (
-        4 + 4 * config.run.activation_bytes
-    ) * weights  # drawn whole in fp32, three, gradients
+    # a rank's part of three layers and of gradients; and one weight, that is drawn whole in fp32
+    states: int = 4 * width * weights // config.parallel.tp + (4 + width) * weights // 3
     return states + 3 * layer_bytes(config, "exact") + 2 * layer_bytes(none, "exact")
 
 

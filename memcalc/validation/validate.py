@@ -1,5 +1,6 @@
 """``validate``: a real PyTorch layer, what it keeps, and the ledger, tensor by tensor."""
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from memcalc.validation import allocator, cuda, dtensor, hugging_face, megatron,
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
 from memcalc.validation.reduced import fewer_ranks, reduced
-from memcalc.validation.room import require_room
+from memcalc.validation.room import RoomError, require_room
 from memcalc.validation.witness import DEPTHS, Counted, Finding, as_on, observe
 
 DEVICES = ("meta", "cpu", "cuda")
@@ -112,6 +113,8 @@ def _device(report: Report) -> str:
 def _timings(config: Config, device: str, full_size: bool, against: str) -> Report:
     if device == "meta" or against != "own":
         raise UsageError("times are of memcalc's own layer, on cuda or on the cpu")
+    if config.run.policy.regions:
+        raise UsageError("every policy has its times: choose no recomputation beside them")
     config = _sized(config, device, full_size, against)
     return timing.timings(config, device)
 
@@ -133,7 +136,15 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
     else:
         config = _sized(config, device, full_size, against)
         backend = "nccl" if device == "cuda" else "gloo"
-        found = ranks.on_each(t, observe, config, device, against, backend=backend)
+        seconds = ranks.LONG_SECONDS if full_size else ranks.TIMEOUT_SECONDS
+        try:
+            found = ranks.on_each(
+                t, observe, config, device, against, backend=backend, timeout=seconds
+            )
+        except torch.OutOfMemoryError as error:
+            raise RoomError(
+                f"the GPU has no memory left: {str(error).partition('.')[0]}"
+            ) from error
     worst = max(range(len(found)), key=lambda rank: found[rank].measured.bytes)
     ties = found[worst].ties
     ledger_bytes = sum(each.ledger_bytes for each in ties)
@@ -252,9 +263,13 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
         )
     if first.allocator_peaks:
         lines.append(
-            f"by the allocator the peak grows by {_slope(first.allocator_peaks)} bytes a layer; "
-            f"{_rest(first.allocator_peaks)} bytes come and go besides"
+            f"by the allocator the peak grows by {_slope(first.allocator_peaks)} bytes a layer, "
+            f"where its rules give {_rounded(first)} for what is kept; "
+            f"{_rest(first.allocator_peaks)} bytes come and go besides (reported, not checked)"
         )
+    if taken is not None and allocator.unknown(os.environ):
+        other = ", ".join(allocator.unknown(os.environ))
+        lines.append(f"warning: {other}: not the allocator whose rules are known; not checked")
     return tuple(lines)
 
 
@@ -328,7 +343,7 @@ def _require(config: Config, device: str, against: str) -> None:
         if not ranks.launched() and torch.cuda.device_count() < t:
             raise UsageError(
                 f"tensor parallel {t} needs {t} GPUs, where there are {torch.cuda.device_count()}; "
-                "over several machines, start it with torchrun"
+                "choose --tp or --device meta, or start it with torchrun over several machines"
             )
         if kernels.attention == "flash" and config.run.precision == "fp32":
             raise UsageError("CUDA's flash kernel takes bf16 and fp16; choose --attention unfused")
@@ -359,6 +374,10 @@ def _rest(peaks: tuple[int, ...]) -> int:
     return peaks[0] - DEPTHS[0] * _slope(peaks)
 
 
+def _rounded(found: Finding) -> int:
+    return sum(allocator.rounded(each.bytes) for each in found.measured.stored if each.made_by)
+
+
 def _allocated(found: Finding) -> tuple[int, int]:
     return allocator.allocated(found.measured.sizes, cuda.segments_expand())
 
@@ -386,7 +405,7 @@ def _failures(rank: int, found: Finding) -> list[str]:
             f"{counted.ledger[1]}"
         )
     taken = found.measured.allocated_bytes
-    if taken is not None:
+    if taken is not None and not allocator.unknown(os.environ):
         least, most = _allocated(found)
         if not least <= taken <= most:
             lines.append(
