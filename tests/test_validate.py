@@ -3,6 +3,7 @@
 import json
 import operator
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,7 +22,7 @@ from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
-from memcalc.validation import allocator, cuda, gradients, ranks, room, witness
+from memcalc.validation import allocator, cuda, gradients, kernels, ranks, room, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.hugging_face import CudaKernels, HuggingFaceLayer
@@ -63,6 +64,14 @@ VECTORS = {
 
 # Likewise, with tp 8 and a sequence parallelism that keeps what it gathers, as DTensor's does.
 GATHERED = {"22b": 1061175296, "175b": 446697472, "530b": 660606976, "1t": 825757696}
+
+
+def fails_on_rank_1(rank, how):
+    if rank == 1 and how == "die":
+        os._exit(7)
+    if rank == 1:
+        raise ValueError("the cause")
+    torch.distributed.barrier()
 
 
 def sums(report):
@@ -369,6 +378,7 @@ class TestTorch:
             ("22b", True, "selective"),
             ("llama-3-70b", False, "full"),
             ("llama-3-70b", True, "attention,mlp,norm"),
+            ("22b", True, "save_linear"),  # products with a bias
         ],
     )
     def test_two_real_ranks_keep_their_parts_and_their_gradients_are_the_unsplit_layers(
@@ -516,6 +526,52 @@ class TestCpu:
         assert "backend cpu" in report.notes[0]
 
 
+class TestStandIns:
+    """What stands in for fused kernels has the gradients of PyTorch's own operations, in fp32."""
+
+    def compare(self, ours, theirs, *inputs):
+        given = [x.clone().requires_grad_() for x in inputs], [x.clone() for x in inputs]
+        for x in given[1]:
+            x.requires_grad_()
+        y, expected = ours(*given[0]), theirs(*given[1])
+        torch.testing.assert_close(y, expected)
+        weights = torch.randn_like(y)
+        (y * weights).sum().backward()
+        (expected * weights).sum().backward()
+        for mine, other in zip(*given, strict=True):
+            torch.testing.assert_close(mine.grad, other.grad)
+
+    def test_rms_norm(self):
+        self.compare(
+            kernels.rms_norm,
+            lambda x, w: torch.nn.functional.rms_norm(x, (16,), w, 1e-5),
+            *(torch.randn(3, 5, 16), torch.randn(16)),
+        )
+
+    @pytest.mark.parametrize("kv_heads", [4, 2])
+    def test_flash_attention(self, kv_heads):
+        self.compare(
+            lambda q, k, v: kernels.FlashAttention.apply(q, k, v, 0, "sb"),
+            lambda q, k, v: kernels.native_flash_attention(q, k, v, 0.0),
+            *(torch.randn(2, 4, 8, 16), *torch.randn(2, 2, kv_heads, 8, 16)),
+        )
+
+    def test_the_gate(self):
+        self.compare(
+            lambda packed: kernels.GatedActivation.apply(packed, "swiglu"),
+            lambda packed: torch.nn.functional.silu(packed[..., :8]) * packed[..., 8:],
+            torch.randn(3, 5, 16),
+        )
+
+    def test_rotary_positions(self):
+        cos, sin = kernels.angles(5, 8, torch.float32, "cpu")
+        self.compare(
+            lambda x: kernels.Rotate.apply(x, cos, sin),
+            lambda x: kernels._turn(x, cos, sin),
+            torch.randn(5, 2, 3, 8),
+        )
+
+
 class TestRanks:
     @pytest.mark.parametrize("tp", [2, 4])
     @pytest.mark.parametrize("sp", [False, True])
@@ -529,7 +585,13 @@ class TestRanks:
                 assert result.measured.agrees
                 assert result.gradient_error < TOLERANCE
 
-    def test_a_gradient_that_is_no_number_is_a_failure(self, monkeypatch):
+    @pytest.mark.parametrize("error", [0.5, float("nan")])
+    def test_wrong_gradients_are_a_failure(self, error):
+        found = observe(0, small_config(0.0, "fp32", False, 4, "paper-gelu"), "cpu")
+        (line,) = module._failures(0, found._replace(gradient_error=error))
+        assert line == f"rank 0: gradients differ from the unsplit layer's by {error:.1g}"
+
+    def test_a_gradient_that_is_no_number_is_the_largest_error(self, monkeypatch):
         real = gradients._gradients
 
         def spoilt(*arguments):
@@ -538,19 +600,15 @@ class TestRanks:
             return found
 
         monkeypatch.setattr(gradients, "_gradients", spoilt)
-        (line,) = validate(load("22b", tp=1), "cpu").failures
-        assert "gradients differ from the unsplit layer's by nan" in line
+        config = small_config(0.0, "fp32", False, 4, "paper-gelu")
+        error = gradients.gradient_error(0, config)
+        assert error != error
 
     def test_a_stray_environment_launches_nothing(self, monkeypatch):
         for name, value in {"RANK": "1", "WORLD_SIZE": "abc", "MASTER_ADDR": "x"}.items():
             monkeypatch.setenv(name, value)
         assert not ranks.launched()
         assert ranks.is_first()
-
-    def test_wrong_gradients_are_a_failure(self, monkeypatch):
-        monkeypatch.setattr(witness, "gradient_error", lambda *arguments: 0.5)
-        (line,) = validate(load("22b", tp=1), "cpu").failures
-        assert line == "rank 0: gradients differ from the unsplit layer's by 0.5"
 
     def test_ranks_that_are_launched_already_are_joined(self, tmp_path):
         command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
@@ -577,12 +635,20 @@ class TestRanks:
             ranks.on_each(2, operator.floordiv, 0)
 
     def test_a_rank_that_dies_is_noticed(self):
-        with pytest.raises(ranks.RankError, match=r"rank 0 died \(exit code 0\)"):
+        with pytest.raises(ranks.RankError, match=r"rank (\d) died \(exit code \1\)"):
             ranks.on_each(2, os._exit)
+
+    @pytest.mark.parametrize(
+        ("how", "message"),
+        [("raise", "rank 1 failed: the cause"), ("die", r"rank 1 died \(exit code 7\)")],
+    )
+    def test_the_rank_that_failed_is_named_and_not_one_that_waited_for_it(self, how, message):
+        with pytest.raises(ranks.RankError, match=message):
+            ranks.on_each(2, fails_on_rank_1, how)
 
     def test_a_rank_that_hangs_is_ended(self):
         """Starting takes longer than this."""
-        with pytest.raises(ranks.RankError, match="rank 0 did not answer within 0 s"):
+        with pytest.raises(ranks.RankError, match="rank 0, 1 did not answer within 0 s"):
             ranks.on_each(2, max, 0, timeout=0)
 
 
@@ -644,9 +710,17 @@ class TestRecomputation:
         assert report.failures == ()
         assert any("FLOPs on a rank by PyTorch's counter" in note for note in report.notes)
 
+    @pytest.mark.parametrize(
+        "words", ["full,selective", "attention,core_attention", "save_linear,norm", "full,mlp,norm"]
+    )
+    def test_a_region_inside_another_is_made_again_once(self, words):
+        assert validate(load("llama-3-8b", recompute=words), "meta").failures == ()
+
     def test_other_flops_are_a_failure(self, monkeypatch):
         monkeypatch.setattr(witness, "_backward_flops", lambda *arguments: 0)
-        (line,) = validate(load("175b", tp=1, recompute="selective"), "meta").failures
+        report = validate(load("175b", tp=1, recompute="selective"), "meta")
+        (line,) = report.failures
+        assert not any("the ledger has the same" in note for note in report.notes)
         assert line == (
             "rank 0: recomputation adds 0 FLOPs, and 0 with early stop, where the ledger has "
             "206158430208 and 103079215104"
@@ -687,6 +761,20 @@ class TestAWrongLedgerIsCaught:
             ("softmax_dropout_mask", "softmax_dropout", "missing"),
             ("(256 2048 2048)", "softmax_dropout", "unexplained"),
         }
+
+    def test_a_tensor_that_another_operation_saves(self):
+        def elsewhere(stored):
+            return [
+                replace(each, saved_by=("proj",)) if each.made_by == "gelu" else each
+                for each in stored
+            ]
+
+        config, measured = load("22b", tp=1), self.measured()
+        graph = layer_graph(config)
+        known = frozenset(op.name for op in graph.ops)
+        ties = tie(graph, kept(graph), elsewhere(measured.stored), known=known)
+        wrong = {(t.tensor, t.status) for t in ties if t.module == "gelu"}
+        assert wrong == {("gelu_output", "missing"), ("(8192 24576)", "unexplained")}
 
     def test_a_doubled_tensor(self):
         wrong = self.tied(lambda entries: [*entries, entries[0]])
@@ -736,6 +824,22 @@ class TestAWrongLedgerIsCaught:
         assert "failed: rank 0: (2048 4 6144) of the input is unexplained" in outcome.err
 
 
+class TestBeyondThePaper:
+    @pytest.mark.parametrize("device", ["meta", "cpu"])
+    @pytest.mark.parametrize("name", ["22b", "llama-3-8b"])
+    def test_the_terms_add_up_to_what_is_kept(self, name, device):
+        report = validate(load(name, tp=1), device)
+        (note,) = (note for note in report.notes if note.startswith("the paper's way"))
+        theirs, terms = re.fullmatch(r".* has (\d+) bytes; to these: (.*)", note).groups()
+        ours = int(theirs) + sum(int(term.split()[1]) for term in terms.split(", "))
+        assert ours == sum(row["ledger_bytes"] for row in report.records())
+
+    def test_cuda_keeps_its_own_state_of_random_numbers(self):
+        config = witness.as_on(load("llama-3-8b"), "cuda")
+        (note,) = module._beyond_the_paper(config)
+        assert "rng_state +24" in note
+
+
 class TestCuda:
     """What there is of it without a GPU: the allocator's rules, and what is refused."""
 
@@ -776,6 +880,16 @@ class TestCuda:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         with pytest.raises(UsageError, match=message):
             validate(load("22b", **settings), "cuda")
+
+    def test_a_kernel_that_is_not_there_is_said(self):
+        q = torch.zeros(1, 2, 4, 8)
+        with pytest.raises(UsageError, match=r"no flash kernel .* choose --attention unfused"):
+            kernels.native_flash_attention(q, q, q, 0.1)  # the CPU's has no dropout
+
+    def test_by_default_it_is_for_the_own_layer_alone(self, monkeypatch):
+        monkeypatch.setattr(cuda, "available", lambda: True)
+        report = validate(load("22b", tp=1), against="torch")
+        assert {row["backend"] for row in report.records()} == {"cpu", "meta"}
 
     def test_other_layers_are_not_for_it(self):
         with pytest.raises(UsageError, match="on cuda, memcalc's own layer is validated"):
@@ -845,7 +959,7 @@ class TestGpuCheck:
     def test_without_a_gpu_it_says_so(self, tmp_path):
         done = self.run(cwd=tmp_path)
         assert done.returncode == 2
-        assert done.stderr == "gpu_check: PyTorch finds no GPU here; choose from 'cpu', 'meta'\n"
+        assert done.stderr == "gpu_check: PyTorch finds no GPU here\n"
 
 
 class TestTime:

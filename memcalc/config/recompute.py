@@ -11,6 +11,15 @@ REGIONS = (
     *("mlp", "moe", "expert_act", "shared_experts"),
 )
 
+# Of each, the regions that it is a part of.
+AROUND = {
+    "layer": frozenset[str](),
+    "attention": frozenset({"layer"}),
+    "core_attention": frozenset({"layer", "attention"}),
+    "mlp": frozenset({"layer"}),
+    "norm": frozenset({"layer"}),
+}
+
 
 class Policy(NamedTuple):
     """What backward makes again.
@@ -65,8 +74,12 @@ MEGATRON_MODULES = {
 def policy(words: Iterable[str]) -> Policy:
     """What words for recomputation mean: policies, regions, or several of them.
 
+    A region inside another that is made again is made again with it, and once: it is left out.
+
     >>> sorted(policy(["selective", "mlp"]).regions)
     ['core_attention', 'mlp']
+    >>> sorted(policy(["attention", "selective", "mlp"]).regions)
+    ['attention', 'mlp']
 
     Raises:
         ConfigError: A word is neither a policy nor a region.
@@ -87,4 +100,5 @@ def policy(words: Iterable[str]) -> Policy:
         else:
             hint = nearest(word[:40], [*POLICIES, *MEGATRON_MODULES, *REGIONS])
             raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
-    return found
+    outermost = (name for name in found.regions if not AROUND[name] & found.regions)
+    return Policy(frozenset(outermost), found.cached)

@@ -93,7 +93,7 @@ class RowLinear(nn.Module):
         x = x.flatten(2)
         if x.is_contiguous():
             y = F.linear(x, self.weight)
-        else:  # CUDA's flash kernel lays its output batch first: a product that copies nothing
+        else:  # the CPU's flash kernel lays its output batch first: a product that copies nothing
             y = F.linear(x.transpose(0, 1), self.weight).transpose(0, 1)
         if self.place.t == 1:
             return y
@@ -335,7 +335,8 @@ def _caching_products() -> Any:
     """Contexts for a checkpoint that keeps the outputs of products with weights."""
 
     def choose(context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
-        product = operation == torch.ops.aten.mm.default
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)  # without a bias, with
+        product = operation in products
         return CheckpointPolicy.MUST_SAVE if product else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(choose)

@@ -66,9 +66,11 @@ def observe(rank: int, config: Config, device: str, against: str = "own") -> Fin
     entries = counted(kept(graph, config.run.policy), "exact")
     place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
     measured, operations, modules = LAYERS[against](config, place)
-    ties = tie(graph, entries, measured.stored, operations, modules)
+    # the own layer's modules are named as the ledger's operations
+    known = frozenset(op.name for op in graph.ops) if against == "own" else frozenset()
+    ties = tie(graph, entries, measured.stored, operations, modules, known)
     finding = Finding(ties, measured, total(entries))
-    if device == "cpu" and against in BUILT:
+    if device == "cpu" and parallel.tp > 1 and against in BUILT:
         finding = finding._replace(gradient_error=gradient_error(rank, config, BUILT[against]))
     if against != "own":
         return finding
