@@ -5,20 +5,19 @@ from typing import NamedTuple
 
 from memcalc.errors import ConfigError, nearest
 
-# The regions that the blocks name, outermost first.
-REGIONS = (
-    *("layer", "norm", "attention", "mla_up", "core_attention"),
-    *("mlp", "moe", "expert_act", "shared_experts"),
-)
-
-# Of each, the regions that it is a part of.
+# The regions that the blocks name, each with those that it is a part of.
 AROUND = {
     "layer": frozenset[str](),
+    "norm": frozenset({"layer"}),
     "attention": frozenset({"layer"}),
+    "mla_up": frozenset({"layer", "attention"}),
     "core_attention": frozenset({"layer", "attention"}),
     "mlp": frozenset({"layer"}),
-    "norm": frozenset({"layer"}),
+    "moe": frozenset({"layer"}),
+    "expert_act": frozenset({"layer", "moe"}),
+    "shared_experts": frozenset({"layer", "moe"}),
 }
+REGIONS = tuple(AROUND)
 
 
 class Policy(NamedTuple):
@@ -100,5 +99,5 @@ def policy(words: Iterable[str]) -> Policy:
         else:
             hint = nearest(word[:40], [*POLICIES, *MEGATRON_MODULES, *REGIONS])
             raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
-    outermost = (name for name in found.regions if not AROUND[name] & found.regions)
-    return Policy(frozenset(outermost), found.cached)
+    outermost = frozenset(name for name in found.regions if not AROUND[name] & found.regions)
+    return found._replace(regions=outermost, dropped=found.dropped & outermost)
