@@ -68,8 +68,14 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def views(m: Spec) -> bool:
-    """Whether the kernel keeps views: a flash kernel does, products copy what is not contiguous."""
-    return m.kernels.own_heads and m.kernels.attention == "flash"
+    """Whether what is packed is kept whole: by a flash kernel, or by products of one sequence."""
+    return m.kernels.own_heads and (m.kernels.attention == "flash" or m.single)
+
+
+def repeats(m: Spec) -> bool:
+    """Whether K and V are copied to all heads: of a sequence's only head products take views."""
+    view = m.kernels.own_heads and m.single and m.model.kv_heads == 1
+    return m.kernels.repeats_kv and m.grouped and not view
 
 
 def repeated(g: Graph, k: Tensor, v: Tensor, heads: Axis) -> tuple[Tensor, Tensor]:
@@ -97,7 +103,7 @@ def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
 def unfused_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), by scores (b, a, s, s)."""
     s, b, heads, d = q.axes
-    if m.kernels.repeats_kv and m.grouped:
+    if repeats(m):
         k, v = repeated(g, k, v, heads)
     wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else g.dtype_bytes
     causal = m.model.causal
