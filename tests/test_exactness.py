@@ -16,6 +16,7 @@ from memcalc.answers.layer import TECHNIQUES
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config, Model, Parallel, Run, catalog, load
 from memcalc.config.implementation import IMPLEMENTATIONS
+from memcalc.config.model import ACTIVATIONS
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import ConfigError
 from memcalc.formulas import Formula, layer_formula
@@ -136,7 +137,7 @@ def layers(draw):
         head_size=draw(st.sampled_from([None, 16, 64])),
         ffn_size=draw(st.sampled_from([None, 8 * 11])),
         norm=draw(st.sampled_from(["layernorm", "rmsnorm"])),
-        activation=draw(st.sampled_from(["gelu", "gelu_new", "silu", "swiglu", "geglu"])),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
         position="none",
         softmax_fp32=draw(st.booleans()),
         attention_dropout=draw(st.sampled_from([0.0, 0.1])),

@@ -68,8 +68,21 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def views(m: Spec) -> bool:
-    """Whether the kernel keeps views: a flash kernel does, products copy what is not contiguous."""
-    return m.kernels.views_packed and m.kernels.attention == "flash"
+    """Whether what is packed is kept whole: by a flash kernel, or by products of one sequence."""
+    return m.kernels.own_heads and (m.kernels.attention == "flash" or m.single)
+
+
+def repeats(m: Spec) -> bool:
+    """Whether K and V are copied to all heads: of a sequence's only head products take views."""
+    view = m.kernels.own_heads and m.single and m.model.kv_heads == 1
+    return m.kernels.repeats_kv and m.grouped and not view
+
+
+def repeated(g: Graph, k: Tensor, v: Tensor, heads: Axis) -> tuple[Tensor, Tensor]:
+    """k (s, b, k, d), v (s, b, k, u) -> (s, b, a, d), (s, b, a, u): as many heads as queries."""
+    return ops.repeat_heads(g, "repeat_key", k, heads), ops.repeat_heads(
+        g, "repeat_value", v, heads
+    )
 
 
 def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
@@ -78,6 +91,8 @@ def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
         ops.exchange_heads(g, "heads_enter", (q, k, v))
     else:
         ops.share_context(g, "share_context", k, v, m.parallel.cp_kind)
+    if m.model.repeated_kv and m.kernels.own_heads and m.grouped:
+        k, v = repeated(g, k, v, q.axes[2])
     causal, sinks = m.model.causal, m.model.attention_sinks
     out = ops.flash_attention(g, "flash_attention", q, k, v, m.kernels.rng_bytes, causal, sinks)
     if m.parallel.cp_kind == "all_to_all":
@@ -88,9 +103,8 @@ def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
 def unfused_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), by scores (b, a, s, s)."""
     s, b, heads, d = q.axes
-    if m.kernels.repeats_kv and m.grouped:
-        k = ops.repeat_heads(g, "repeat_key", k, heads)
-        v = ops.repeat_heads(g, "repeat_value", v, heads)
+    if repeats(m):
+        k, v = repeated(g, k, v, heads)
     wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else g.dtype_bytes
     causal = m.model.causal
     k, v = ops.gather_context(g, "gather_context", k, v)
@@ -107,6 +121,8 @@ def unfused_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
         scores = ops.sink(g, "sink", scores)
     probs = ops.softmax(g, "softmax", scores, wide)
     probs = ops.cast(g, "probabilities", probs, g.dtype_bytes)
+    if m.model.attention_sinks:
+        probs = ops.without_sink(g, "without_sink", probs, keys)
     probs = ops.dropout(g, "softmax_dropout", probs, m.model.attention_dropout)
     axes = (*q.axes[:-1], v.axes[-1])
     return ops.matmul(g, "context", "context", probs, v, axes, over=keys, causal=causal)

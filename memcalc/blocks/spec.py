@@ -29,6 +29,8 @@ class Spec:
         v: The vocabulary, or None where it is unknown.
         others: The axes of latent attention and of experts, by letter, where the model has them.
         routed: The copies of tokens that a rank's experts receive, where the model has experts.
+        single: Whether a micro-batch is one sequence, of which PyTorch's products take heads as
+            they lie in memory; of several sequences they copy them.
     """
 
     model: Model
@@ -44,6 +46,7 @@ class Spec:
     v: Axis | None
     others: Mapping[str, Axis]
     routed: Axis | None
+    single: bool
 
     @classmethod
     def of(cls, config: Config, sizes: Mapping[str, Size]) -> "Spec":
@@ -73,6 +76,7 @@ class Spec:
             v,
             others,
             routed,
+            run.micro_batch_size == 1,
         )
 
     @property

@@ -33,6 +33,9 @@ IGNORED_STORAGES: dict[str, tuple[int | None, str]] = {
     "later": (None, "the causal mask: one for the whole model"),
     "cos": (None, "the rotary positions' cosines: one table for the whole model"),
     "sin": (None, "the rotary positions' sines: one table for the whole model"),
+    "turns": (None, "the rotary positions as complex numbers: one table for the whole model"),
+    "alibi": (None, "ALiBi's slopes: one table for the whole model"),
+    "": (8, "an int64 index that a list became, as Falcon takes key and value off one product"),
     "linear_qkv": (4, "Megatron-core's checkpoint keeps the kind of its mask as an int32"),
 }
 

@@ -12,7 +12,16 @@ from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import IMPLEMENTATIONS, Config, Implementation
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
-from memcalc.validation import allocator, cuda, dtensor, hugging_face, megatron, ranks, timing
+from memcalc.validation import (
+    allocator,
+    cuda,
+    dtensor,
+    families,
+    hugging_face,
+    megatron,
+    ranks,
+    timing,
+)
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
 from memcalc.validation.modules import TYPES
@@ -192,7 +201,7 @@ def _backend_notes(config: Config, device: str) -> tuple[str, ...]:
 def _layer_notes(config: Config, device: str, against: str) -> tuple[str, ...]:
     """Whose layer ran, and what stood in for kernels."""
     if against == "transformers":
-        built = hugging_face.LAYERS[hugging_face.family(config)]
+        built = families.FAMILIES[hugging_face.family(config)].layer
         return (f"layer: transformers' own {built}; stand-ins for CUDA's dropout and flash kernel",)
     if against == "megatron":
         return (

@@ -13,7 +13,7 @@ from memcalc.analysis.activations import counted, kept, total
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph
-from memcalc.validation import cuda, dtensor, hugging_face, match, megatron
+from memcalc.validation import cuda, dtensor, families, hugging_face, match, megatron
 from memcalc.validation.gradients import gradient_error
 from memcalc.validation.match import Tie, tie
 from memcalc.validation.measure import Measured, measure, peak_bytes
@@ -122,7 +122,7 @@ def _megatron(config: Config, place: Place) -> Found:
 
 def _transformers(config: Config, place: Place) -> Found:
     x = hidden_state(config, place).transpose(0, 1).contiguous()
-    names = hugging_face.MODULES[hugging_face.family(config)]
+    names = families.parts(hugging_face.family(config))
     return measure(hugging_face.layer_of(config), x), names, names
 
 
