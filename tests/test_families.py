@@ -112,6 +112,18 @@ def test_every_model_is_validated_tensor_by_tensor(name, implementation):
             assert validate(config, "meta").failures == ()
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b", "command-r", "gemma-2-9b", "phi-2", "qwen3-8b"])
+def test_in_fp32_a_cast_copies_nothing(name):
+    config = load(name, seq_length=S, precision="fp32", implementation=EAGER)
+    assert validate(config, "meta").failures == ()
+
+
+def test_experts_are_validated_in_bf16():
+    config = load("mixtral-8x7b", seq_length=S, precision="fp16", implementation=SDPA)
+    with pytest.raises(UsageError, match="layers of experts are validated in bf16"):
+        validate(config, "meta")
+
+
 def test_a_models_family_is_found_from_its_facts():
     found = {name: family(load(name, implementation=EAGER)) for name in CONFIGS}
     # without a window, and with as many biases, Mistral's layer is Llama's

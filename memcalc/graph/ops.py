@@ -417,25 +417,26 @@ def layer_norm_chain(g: Graph, name: str, x: Tensor, bias: bool = True) -> Tenso
     """LayerNorm operation by operation, in fp32, as Hugging Face's Command-R does it.
 
     Saves the centred input twice (for its variance, and as a factor), the reciprocal deviation of
-    each row, the normalised input, and the weight in fp32 that scales it.
+    each row, the normalised input, and a copy in fp32 of the weight that scales it.
     """
     deviation, centred, normal = (
         Tensor(f"{name}_{part}_fp32", x.axes, 4) for part in ("deviation", "centred", "normalised")
     )
     rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
-    scale_ = Tensor(f"{name}_scale", x.axes[-1:], 4)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     weights = [Weight(f"{name}.weight", x.axes[-1:])]
     if bias:
         weights.append(Weight(f"{name}.bias", x.axes[-1:]))
     reason = "factor, fp32: the other factor's gradient needs it"
-    saves = (
+    saves = [
         Save(deviation, "centred input, fp32: its square's gradient needs it", HF_COHERE),
         Save(centred, reason, HF_COHERE),
         Save(rstd, "reciprocal deviation of each row, fp32", HF_COHERE, small=True),
         Save(normal, reason, HF_COHERE),
-        Save(scale_, "weight, fp32: a factor", HF_COHERE, small=True),
-    )
+    ]
+    if x.dtype_bytes != 4:
+        scale_ = Tensor(f"{name}_scale", x.axes[-1:], 4)
+        saves.append(Save(scale_, "fp32 copy of the weight: a factor", HF_COHERE, small=True))
     g.record(name, "layer_norm_chain", (x,), (out,), saves=saves, weights=weights)
     return out
 

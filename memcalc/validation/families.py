@@ -152,6 +152,8 @@ _SANDWICH = {
     "post_attention_layernorm": _norm("attention_post_norm"),
     "pre_feedforward_layernorm": _norm("mlp_norm"),
     "post_feedforward_layernorm": _norm("mlp_post_norm"),
+    "o_proj": ("proj",),
+    "down_proj": ("fc2",),
 }
 _EXPERTS: dict[str, tuple[str, ...]] = {
     "experts": (

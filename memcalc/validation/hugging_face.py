@@ -80,13 +80,15 @@ def require(config: Config) -> None:
         theirs = ", ".join(f"{name} {value}" for name, value in different.items())
         raise UsageError(
             f"no Hugging Face layer here has {ours}, and the rest of {config.model.name}; the "
-            f"nearest is {nearest}'s, of {theirs or 'other sizes'}"
+            f"nearest is {nearest}'s, of {theirs}"
         )
-    kernels = config.run.implementation.name
-    remaining = REMAINING.get((nearest, kernels))
+    if config.model.experts and config.run.precision != "bf16":
+        raise UsageError("Hugging Face's layers of experts are validated in bf16, as grouped_mm is")
+    name = config.run.implementation.name
+    remaining = REMAINING.get((nearest, name))
     if remaining is not None and remaining.bytes is None:
         raise UsageError(
-            f"{nearest} has no {kernels} layer: {remaining.cause}; choose transformers-eager"
+            f"{nearest} has no {name} layer: {remaining.cause}; choose transformers-eager"
         )
 
 
@@ -126,16 +128,16 @@ class HuggingFaceLayer(nn.Module):
 
     Args:
         kind: The family, one of ``FAMILIES``.
-        described: The layer's sizes, as the family's config.json names them.
+        content: The layer's sizes, as the family's config.json names them.
         run: The sequence, the precision and the kernels.
         number: Which of the model's layers it is, counted from 0.
     """
 
-    def __init__(self, kind: str, described: Mapping[str, Any], run: Run, number: int = 0) -> None:
+    def __init__(self, kind: str, content: Mapping[str, Any], run: Run, number: int = 0) -> None:
         super().__init__()
         eager = run.implementation.attention == "unfused"
         dtype, s = TYPES[run.precision], run.seq_length
-        config = _configured(kind, described, "eager" if eager else "sdpa")
+        config = _configured(kind, content, "eager" if eager else "sdpa")
         modeling = import_module(type(config).__module__.replace("configuration_", "modeling_"))
         with torch.device("meta"):
             self.layer = _build(getattr(modeling, FAMILIES[kind].layer), config, number)
@@ -196,10 +198,10 @@ class CudaKernels(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _configured(kind: str, described: Mapping[str, Any], attention: str) -> Any:
+def _configured(kind: str, content: Mapping[str, Any], attention: str) -> Any:
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(kind, **described)
+    config = AutoConfig.for_model(kind, **content)
     config._attn_implementation = attention
     # what the loop over experts keeps depends on the routing, which meta does not know
     config._experts_implementation = "grouped_mm"
