@@ -97,7 +97,7 @@ def test_degree_one_is_the_serial_layer():
         assert not [op for op in layer_graph(config).ops if op.moves]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"offload"}))
 def test_more_tokens_keep_more(policy):
     for name in ("22b", "llama-3-8b", "gpt2"):
         small, longer, wider = (

@@ -21,6 +21,7 @@ from memcalc.config import Config
 from memcalc.config.recompute import Policy
 from memcalc.validation import collectives, kernels
 
+ACTIVATIONS = ("gelu", "gelu_new", "silu", "swiglu", "geglu")
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -294,6 +295,28 @@ class _Weights:
         place, generator = self.place, self.generator
         drawn = torch.randn(rows, columns, generator=generator, device=place.device)
         return drawn.div_(columns**0.5).to(place.dtype)
+
+
+def lacking(config: Config) -> str:
+    """What of a config the layer here is not written for, or nothing.
+
+    >>> from memcalc.config import load
+    >>> lacking(load("llama-3-8b")), lacking(load("mixtral-8x7b"))
+    ('', 'experts')
+    """
+    model, parallel = config.model, config.parallel
+    there = {
+        "experts": model.experts is not None,
+        "latent attention": model.latent,
+        f"{model.block} blocks": model.block != "pre_norm",
+        "norms of query and key": model.qk_norm,
+        "attention sinks": model.attention_sinks,
+        "a cap of scores": model.attention_softcap is not None,
+        f"{model.position} positions": model.position not in ("learned", "rotary", "none"),
+        f"activation {model.activation}": model.activation not in ACTIVATIONS,
+        "context parallelism": parallel.cp > 1,
+    }
+    return next((name for name, met in there.items() if met), "")
 
 
 def region(

@@ -24,7 +24,7 @@ from memcalc.validation import (
 )
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
-from memcalc.validation.modules import TYPES
+from memcalc.validation.modules import TYPES, lacking
 from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.room import RoomError, require_room
 from memcalc.validation.witness import DEPTHS, Counted, Finding, as_on, observe
@@ -359,6 +359,9 @@ def _require(config: Config, device: str, against: str) -> None:
             )
         if kernels.attention == "flash" and config.run.precision == "fp32":
             raise UsageError("CUDA's flash kernel takes bf16 and fp16; choose --attention unfused")
+    lacks = "" if against == "transformers" else lacking(config)
+    if lacks:
+        raise UsageError(f"no layer here has {lacks}; --against transformers may")
     if against == "megatron":
         megatron.require(config)
     if against == "torch":
