@@ -672,6 +672,17 @@ class TestRecomputation:
         again = flops.recomputed(graph, config.run.policy, early_stop=early_stop)
         assert backward.get_total_flops() == 2 * flops.forward(graph) + again
 
+    def test_a_flash_kernels_own_backward_is_what_the_counter_has_beside(self):
+        config = load("llama-3-8b", seq_length=1024)
+        place = Place("meta", TYPES["bf16"])
+        y = Layer(config, place)(hidden_state(config, place))
+        with FlopCounterMode(display=False) as backward:
+            y.backward(torch.empty_like(y))
+        graph = layer_graph(config)
+        again = flops.flash_backward(graph)
+        assert again == 2 * 1024**2 * 4096
+        assert backward.get_total_flops() == 2 * flops.forward(graph) + again
+
     def test_early_stop_leaves_out_the_cores_second_product_and_without_dropout_the_last(self):
         s, b, h = 2048, 1, 12288
         config = load("175b", tp=1)

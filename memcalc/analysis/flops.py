@@ -17,7 +17,7 @@ from memcalc.config.gpus import gpu
 from memcalc.config.recompute import Policy
 from memcalc.errors import UsageError
 from memcalc.graph.graph import Graph, Op, Region
-from memcalc.graph.mesh import Size
+from memcalc.graph.mesh import Size, elements
 
 BACKWARD_PER_FORWARD = 2  # a product's two gradients are two products of its size
 
@@ -90,6 +90,18 @@ def recomputed(
         for op in (_until_the_last_save(ops) if early_stop else ops)
         if op.kind not in policy.cached
     )
+
+
+def flash_backward(graph: Graph) -> Size:
+    """FLOPs of the scores that flash kernels make again in their own backward, policy or not.
+
+    >>> from memcalc.config import load
+    >>> s, h = 8192, 4096
+    >>> flash_backward(layer_graph(load("llama-3-8b"))) == 2 * s**2 * h
+    True
+    """
+    queries = (op.inputs[0].axes for op in graph.ops if op.kind == "flash_attention")
+    return sum(2 * elements(axes) * axes[0].size for axes in queries)
 
 
 def _until_the_last_save(ops: list[Op]) -> list[Op]:

@@ -18,7 +18,8 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
 
     A row is added for the run's own set of regions where it is not among the policies, and one for
     each policy of which PyTorch's checkpoint, as it is unless told otherwise, makes less again: it
-    stops once the last tensor that backward needs is there.
+    stops once the last tensor that backward needs is there. The last is what a flash kernel's own
+    backward makes again.
 
     Args:
         config: The model, its parallelism and its run.
@@ -52,12 +53,13 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
             *flash_note(config),
             "bytes are one rank's; FLOPs are one micro-batch's over all ranks",
             "early stop: torch.utils.checkpoint's default, which leaves out what it needs no more",
+            *_flash_backward_note(config),
         ),
     )
 
 
 def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
-    """The rows of one kind of layer; those of early stop come last."""
+    """The rows of one kind of layer; those of early stop, and of flash kernels, come last."""
     graph = layer_graph(config, kind=kind)
     whole = activations.total(activations.counted(activations.kept(graph), accounting))
     rows, early = [], []
@@ -69,7 +71,18 @@ def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
         stopped = count.recomputed(graph, recomputed, early_stop=True)
         if stopped != extra and policy in POLICIES:
             early.append(_row(kind, f"{policy}, early stop", size, whole - size, stopped))
-    return rows + early
+    again = count.flash_backward(graph)
+    own = [_row(kind, "flash backward", whole, 0, again)] if again else []
+    return rows + early + own
+
+
+def _flash_backward_note(config: Config) -> tuple[str, ...]:
+    if config.run.implementation.attention != "flash":
+        return ()
+    return (
+        "flash backward: the scores that the kernel's own backward makes again under every policy; "
+        "PyTorch's counter counts them, and no other row here has them",
+    )
 
 
 def _policies(config: Config, graph: Graph) -> dict[str, Policy]:
