@@ -486,6 +486,24 @@ class TestCpu:
         assert {each.status for each in result.ties} <= {"matched", "ignored"}
         assert result.measured.agrees
 
+    @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2"])
+    def test_torchtitans_selective_checkpoint_of_operations(self, name):
+        settings = {"implementation": "torch", "recompute": "selective_op", "dropout": 0.0}
+        report = validate(load(name, seq_length=512, **settings), "cpu")
+        assert report.failures == ()
+        kept_ = set(report.column("tensor"))
+        # products in their order: query, key, value, proj, gate, up, fc2; gpt2 has no gate
+        second = {"gate", "fc2_output"} if name == "llama-3-8b" else {"fc1_output"}
+        assert kept_ == {"layer_input", "query", "value", "context", "log_sum_exp"} | second
+
+    def test_its_flops(self):
+        """Unfused, where PyTorch's counter sees every product: key, proj and up are made again."""
+        s, h, k, d, f = 1024, 4096, 8, 128, 14336
+        settings = {"tp": 1, "implementation": "torch", "seq_length": s}
+        graph = layer_graph(load("llama-3-8b", **settings))
+        again = flops.recomputed(graph, POLICIES["selective_op"])
+        assert again == 2 * s * h * (k * d + h + f)
+
     def test_there_are_two_hundred_of_them(self):
         assert len(SMALL) >= 200
 

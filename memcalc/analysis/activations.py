@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from memcalc.config.recompute import POLICIES, Policy
+from memcalc.config.recompute import EVERY_SECOND, POLICIES, Policy
 from memcalc.errors import UsageError, nearest
 from memcalc.graph.graph import Graph, Op, Region, Save, Tensor
 from memcalc.graph.mesh import Size
@@ -55,6 +55,7 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
     found: dict[Tensor, Entry] = {}
     gone: set[Tensor] = set()
     made: dict[Region, set[Tensor]] = {}
+    products: dict[Region, int] = {}
     for op in graph.ops:
         region = outermost(op, policy)
         if region is None:
@@ -70,16 +71,35 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
                 save = Save(tensor, f"enters the recomputed {region.name}", CHECKPOINT)
                 _keep(found, save, region.name, path)
         inside.update(op.outputs)
+        cached, products[region] = cached_tensors(op, policy, products.get(region, 0))
         if region.name in policy.dropped:
             gone.update(op.outputs)
-        for tensor in op.outputs if op.kind in policy.cached else ():
-            save = Save(
-                tensor,
-                f"cached: the recomputed {region.name} does not make it again",
-                SELECTIVE_CHECKPOINT,
-            )
+        small = {save.tensor for save in op.saves if save.small}
+        for tensor in cached:
+            reason = f"cached: the recomputed {region.name} does not make it again"
+            save = Save(tensor, reason, SELECTIVE_CHECKPOINT, tensor in small)
             _keep(found, save, op.name, path)
     return list(found.values())
+
+
+def cached_tensors(op: Op, policy: Policy, products: int) -> tuple[list[Tensor], int]:
+    """What a policy keeps of what an operation of a recomputed region makes.
+
+    Args:
+        op: The operation.
+        policy: What backward recomputes.
+        products: How many outputs of linears there were in the region before it.
+
+    Returns:
+        The tensors, and the outputs of linears so far.
+    """
+    if op.kind in policy.cached:
+        own = (save.tensor for save in op.saves if save.tensor not in op.inputs)
+        return list(dict.fromkeys([*op.outputs, *own])), products
+    if op.kind != "linear" or EVERY_SECOND not in policy.cached:
+        return [], products
+    every = enumerate(op.outputs, products)
+    return [tensor for i, tensor in every if i % 2 == 0], products + len(op.outputs)
 
 
 def total(entries: list[Entry]) -> Size:

@@ -4,11 +4,12 @@ Conventions: no causal discount unless it is asked for; backward is two products
 forward's; what a flash kernel's own backward computes again is not counted.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from memcalc import paper, symbols
-from memcalc.analysis.activations import outermost
+from memcalc.analysis.activations import cached_tensors, outermost
 from memcalc.analysis.stages import recomputed_layers
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import kinds, layer_graph
@@ -85,10 +86,8 @@ def recomputed(
         if region is not None:
             again.setdefault(region, []).append(op)
     return sum(
-        _flops(op, causal)
+        _made_again(_until_the_last_save(ops) if early_stop else ops, policy, causal)
         for ops in again.values()
-        for op in (_until_the_last_save(ops) if early_stop else ops)
-        if op.kind not in policy.cached
     )
 
 
@@ -102,6 +101,22 @@ def flash_backward(graph: Graph) -> Size:
     """
     queries = (op.inputs[0].axes for op in graph.ops if op.kind == "flash_attention")
     return sum(2 * elements(axes) * axes[0].size for axes in queries)
+
+
+def _made_again(ops: Sequence[Op], policy: Policy, causal: bool) -> Size:
+    """FLOPs of what a recomputed region does not keep the outputs of."""
+    total: Size = 0
+    products = 0
+    for op in ops:
+        cached, products = cached_tensors(op, policy, products)
+        if op.kind == "linear" and cached:  # some of its outputs, each a product as wide as it is
+            widths = {tensor: elements(tensor.axes[2:]) for tensor in op.outputs}
+            kept = sum(widths[tensor] for tensor in cached)
+            whole = sum(widths.values())
+            total += _flops(op, causal) // whole * (whole - kept)
+        elif op.kind not in policy.cached:
+            total += _flops(op, causal)
+    return total
 
 
 def _until_the_last_save(ops: list[Op]) -> list[Op]:

@@ -20,6 +20,10 @@ AROUND = {
 REGIONS = tuple(AROUND)
 
 
+# Beside kinds of operations, what a policy may cache: of linears, the first product, the third...
+EVERY_SECOND = "every second linear"
+
+
 class Policy(NamedTuple):
     """What backward makes again.
 
@@ -52,6 +56,9 @@ POLICIES = {
     "selective": Policy(frozenset({"core_attention"})),
     "full": Policy(frozenset({"layer"})),
     "save_linear": Policy(frozenset({"layer"}), frozenset({"linear"})),
+    "selective_op": Policy(
+        frozenset({"layer"}), frozenset({EVERY_SECOND, "flash_attention", "reduce_scatter"})
+    ),
     "offload": Policy(offloaded=True),
 }
 

@@ -21,6 +21,11 @@ from memcalc.config import Config
 from memcalc.config.recompute import Policy
 from memcalc.validation import collectives, kernels
 
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)  # without a bias, with one
+FLASH_OPERATIONS = (
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
 ACTIVATIONS = ("gelu", "gelu_new", "silu", "swiglu", "geglu")
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -332,7 +337,7 @@ def region(
         return result
     options: dict[str, Any] = {"use_reentrant": False, "early_stop": early_stop}
     if policy.cached:
-        options["context_fn"] = _caching_products
+        options["context_fn"] = _caching(policy)
     out: Tensor = checkpoint(function, *inputs, **options)
     return out
 
@@ -354,13 +359,35 @@ def _heads_first(x: Tensor) -> Tensor:
     return x.reshape(s, b * heads, d).transpose(0, 1)
 
 
+def _caching(policy: Policy) -> Callable[[], Any]:
+    """What makes the contexts of a selective checkpoint, new ones for every region."""
+    return _caching_products if "linear" in policy.cached else _caching_every_second
+
+
+def _caching_every_second() -> Any:
+    """Contexts as torchtitan's selective checkpoint of operations has them.
+
+    torchtitan distributed/activation_checkpoint.py: the first product with a weight, the third and
+    so on, and what flash kernels give.
+    """
+    products = {True: 0, False: 0}  # while recomputing, and before
+
+    def choose(context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
+        saved = operation in FLASH_OPERATIONS
+        if operation in PRODUCTS:
+            products[context.is_recompute] += 1
+            saved = products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(choose)
+
+
 def _caching_products() -> Any:
     """Contexts for a checkpoint that keeps the outputs of products with weights."""
 
     def choose(context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
-        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)  # without a bias, with
-        product = operation in products
-        return CheckpointPolicy.MUST_SAVE if product else CheckpointPolicy.PREFER_RECOMPUTE
+        saved = operation in PRODUCTS
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(choose)
 

@@ -359,6 +359,11 @@ def _require(config: Config, device: str, against: str) -> None:
             )
         if kernels.attention == "flash" and config.run.precision == "fp32":
             raise UsageError("CUDA's flash kernel takes bf16 and fp16; choose --attention unfused")
+    caches = "flash_attention" in config.run.policy.cached
+    if caches and (t > 1 or (device == "meta" and kernels.attention == "flash")):
+        raise UsageError(
+            "selective_op is validated with real flash kernels, on the cpu or cuda, and on one rank"
+        )
     lacks = "" if against == "transformers" else lacking(config)
     if lacks:
         raise UsageError(f"no layer here has {lacks}; --against transformers may")
