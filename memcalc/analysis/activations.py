@@ -94,7 +94,10 @@ def cached_tensors(op: Op, policy: Policy, products: int) -> tuple[list[Tensor],
         The tensors, and the outputs of linears so far.
     """
     if op.kind in policy.cached:
-        own = (save.tensor for save in op.saves if save.tensor not in op.inputs)
+        # a flash kernel's statistics are outputs of its too; what a linear saves is its input
+        own = (
+            [] if op.kind == "linear" else [x.tensor for x in op.saves if x.tensor not in op.inputs]
+        )
         return list(dict.fromkeys([*op.outputs, *own])), products
     if op.kind != "linear" or EVERY_SECOND not in policy.cached:
         return [], products

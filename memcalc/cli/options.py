@@ -63,10 +63,10 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     "recompute": click.option(
         "--recompute",
         metavar="POLICY",
-        help="none, selective, full, save_linear, selective_op (torchtitan's), offload, a region (core_attention, attention, mla_up, "
-        "mlp, moe, shared_experts, norm, layer) or a word of Megatron's --recompute-modules "
-        "(core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts); several with "
-        "commas.",
+        help="none, selective, full, save_linear, selective_op (torchtitan's), offload, a region "
+        "(core_attention, attention, mla_up, mlp, moe, shared_experts, norm, layer) or a word of "
+        "Megatron's --recompute-modules (core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, "
+        "shared_experts); several with commas.",
     ),
     "recompute_method": click.option(
         "--recompute-method",
