@@ -43,7 +43,8 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
 
     Outside the recomputed regions, what operations save. Of each recomputed region, what enters it
     from outside, and the outputs that are cached: that is what checkpointing keeps, and all else is
-    made again. What a region lets go of is kept by nobody.
+    made again. What a region lets go of is kept by nobody, and what is shared with other graphs is
+    not this one's: who made it keeps it.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -51,7 +52,7 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
     ['layer_input']
     """
     found: dict[Tensor, Entry] = {}
-    gone: set[Tensor] = set()
+    gone: set[Tensor] = set(graph.shared)
     made: dict[Region, set[Tensor]] = {}
     for op in graph.ops:
         region = outermost(op, policy)

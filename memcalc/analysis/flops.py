@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from memcalc import paper, symbols
 from memcalc.analysis.activations import outermost
+from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
@@ -110,7 +111,9 @@ def layer(config: Config, causal: bool = False, kind: str | None = None) -> Flop
 
 
 def iteration(config: Config, causal: bool = False) -> Flops:
-    """FLOPs of an iteration: all layers and the head, for all micro-batches of all ranks.
+    """FLOPs of an iteration: all layers and the ends, for all micro-batches of all ranks.
+
+    A table of words has no products; the patches of an image have.
 
     >>> from memcalc.config import load
     >>> f"{iteration(load('530b')).model:.4e}"
@@ -118,7 +121,8 @@ def iteration(config: Config, causal: bool = False) -> Flops:
     """
     times = config.microbatches * config.parallel.dp
     layers = [(n, layer(config, causal, kind)) for kind, n in kinds(config.model).items()]
-    passes = sum(n * one.forward for n, one in layers) + forward(head_graph(config), causal)
+    ends = forward(embedding_graph(config), causal) + forward(head_graph(config), causal)
+    passes = sum(n * one.forward for n, one in layers) + ends
     return Flops(times * passes, times * sum(n * one.recomputed for n, one in layers))
 
 

@@ -30,6 +30,8 @@ class Implementation:
             them, rather than before it.
         views_packed: Whether the value that a flash kernel keeps stays a view of all that it was
             packed with, where the model's code packs it.
+        copies_bias: Whether a fused attention kernel keeps a copy of relative positions' bias for
+            every layer, a number for each head and pair of tokens. (Unfused, a sum keeps nothing.)
         sorts_routes: Whether routed tokens are sorted by expert with indices of 8 bytes, which are
             kept.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
@@ -54,6 +56,7 @@ class Implementation:
     keeps_gathered: bool = False
     weighs_outputs: bool = False
     views_packed: bool = False
+    copies_bias: bool = False
     sorts_routes: bool = False
     fp32_statistics: bool = True
     rng_bytes: int = 0
@@ -116,6 +119,7 @@ IMPLEMENTATIONS = {
             keeps_gathered=True,
             weighs_outputs=True,
             views_packed=True,
+            copies_bias=True,
             sorts_routes=True,
             rng_bytes=24,
         ),

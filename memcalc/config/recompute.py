@@ -7,7 +7,7 @@ from memcalc.errors import ConfigError, nearest
 
 # The regions that the blocks name, outermost first.
 REGIONS = (
-    *("layer", "norm", "attention", "mla_up", "core_attention"),
+    *("layer", "norm", "attention", "cross_attention", "mla_up", "core_attention"),
     *("mlp", "moe", "expert_act", "shared_experts"),
 )
 

@@ -138,6 +138,7 @@ class Graph:
         mesh: The ranks that share the pass.
         dtype_bytes: Bytes of an element of an activation, where an operation does not differ.
         ops: The operations so far.
+        shared: Inputs that are kept once for many such graphs, and so in none of them.
 
     >>> graph = Graph(Mesh())
     >>> with graph.region("layer"):
@@ -150,6 +151,7 @@ class Graph:
         self.mesh = mesh
         self.dtype_bytes = dtype_bytes
         self.ops: list[Op] = []
+        self.shared: set[Tensor] = set()
         self._regions: tuple[Region, ...] = ()
 
     @contextmanager
@@ -162,9 +164,12 @@ class Graph:
         finally:
             self._regions = outside
 
-    def input(self, name: str, axes: tuple[Axis, ...]) -> Tensor:
-        """An activation that comes from outside the graph."""
-        return Tensor(name, axes, self.dtype_bytes)
+    def input(self, name: str, axes: tuple[Axis, ...], shared: bool = False) -> Tensor:
+        """An activation that comes from outside the graph; ``shared``: as other graphs' inputs."""
+        tensor = Tensor(name, axes, self.dtype_bytes)
+        if shared:
+            self.shared.add(tensor)
+        return tensor
 
     def record(
         self,

@@ -314,6 +314,8 @@ def _require(config: Config, device: str, against: str) -> None:
         UsageError: With what is there.
     """
     kernels, model, t = config.run.implementation, config.model, config.parallel.tp
+    if model.encoder_layers is not None:
+        raise UsageError(f"{model.name} is an encoder-decoder: no layer here has cross-attention")
     if device == "cuda":
         if against != "own":
             raise UsageError("on cuda, memcalc's own layer is validated")
