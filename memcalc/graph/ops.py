@@ -212,10 +212,10 @@ def mask(g: Graph, name: str, x: Tensor) -> Tensor:
 
 
 def relative_bias(g: Graph, name: str, q: Tensor, keys: Axis, causal: bool) -> list[Save]:
-    """q (s, b, a, d) -> what a kernel keeps of one layer's copy of a bias (a, s, s) of its scores.
+    """q (s, b, a, d) -> a layer's copy of a bias (a, s, s) of its scores, for a fused kernel.
 
-    The copy is laid out for the kernel; with a causal mask it is chosen from the bias and -inf, and
-    the choice, a byte a pair of tokens, is kept too. The table it comes from is the stack's.
+    Saves nothing itself; the kernel saves what is returned: the copy, and where a causal mask
+    chooses it from the bias and -inf the choice, a byte a pair of tokens. The table is the stack's.
     """
     s, _, heads, _ = q.axes
     bias = Tensor(name, (heads, s, keys), g.dtype_bytes)
