@@ -86,7 +86,7 @@ class TestMeta:
             assert measured == VECTORS[name, tp, sp, policy]
 
     @pytest.mark.parametrize("implementation", ["megatron", "megatron-local", "torch"])
-    @pytest.mark.parametrize("name", catalog.names())
+    @pytest.mark.parametrize("name", [n for n in catalog.names() if n != "t5-11b"])
     def test_every_model_of_the_catalogue(self, name, implementation):
         heads = load(name, tp=1).model.heads
         for tp, sp in ((1, False), (2, True), (8, True)):
