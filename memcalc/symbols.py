@@ -100,7 +100,6 @@ def symbolic(config: Config, tensor_parallel: bool | None = None) -> dict[str, A
     for letter, degree in (("c", config.parallel.cp), ("e", config.parallel.ep)):
         if degree == 1 and letter in letters:
             letters[letter] = 1
-    if "x" in letters:
-        whole = config.parallel.expert_tp == 1
-        letters["x"] = 1 if whole else letters["t"] if config.parallel.etp is None else letters["x"]
+    if "x" in letters and config.parallel.etp in (None, 1):
+        letters["x"] = letters["t"] if config.parallel.etp is None else 1
     return letters

@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -24,14 +25,16 @@ MODELS = {"22b": {"tp": 1}, "llama-3-70b": {"tp": 1, "seq_length": 8192}}
 POLICIES = ("none", "selective", "full", "save_linear")
 
 
-def reports(device: str) -> list[Report]:
-    """Every report of the check."""
-    found = []
+def reports(device: str, failures: list[str]) -> Iterator[Report]:
+    """Every report of the check; what cannot run is a failure, and does not stop the rest."""
     for name, settings in MODELS.items():
         configs = [memcalc.load(name, recompute=policy, **settings) for policy in POLICIES]
-        found += [memcalc.validate(config, device) for config in configs]
-        found.append(memcalc.validate(configs[0], device, time=True))
-    return found
+        for config, timed in [*((config, False) for config in configs), (configs[0], True)]:
+            try:
+                yield memcalc.validate(config, device, time=timed)
+            except memcalc.MemcalcError as error:
+                what = "times" if timed else ",".join(config.run.recompute)
+                failures.append(f"{name}, {what}: {error}")
 
 
 def main(arguments: list[str]) -> int:
@@ -40,26 +43,28 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args(arguments)
-    try:
-        found = reports(options.device)
-    except memcalc.MemcalcError as error:
-        print(f"gpu_check: {error}", file=sys.stderr)
+    if options.device == "cuda" and not cuda.available():
+        print("gpu_check: PyTorch finds no GPU here", file=sys.stderr)
         return 2
-    for report in found:
+    failures: list[str] = []
+    found = []
+    for report in reports(options.device, failures):
         print(report)
-        for failure in report.failures:
-            print(f"failed: {failure}", file=sys.stderr)
+        found.append(report)
+        failures += report.failures
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
     if options.output:
         document = {
             "source": f"tests/gpu_check.py of memcalc {memcalc.__version__}",
-            "device": cuda.described() if options.device == "cuda" else platform.processor(),
+            "device": cuda.described() if options.device == "cuda" else platform.machine(),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "date": time.strftime("%Y-%m-%d"),
             "reports": [json.loads(report.render("json")) for report in found],
-            "failures": [failure for report in found for failure in report.failures],
+            "failures": failures,
         }
         files.write(options.output, json.dumps(document, indent=1).encode() + b"\n")
-    return 1 if any(report.failures for report in found) else 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

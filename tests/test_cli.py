@@ -111,6 +111,7 @@ QUESTIONS = {
         "source": "text",
     },
     "formula qwen2.5-7b --tp 2 --accounting exact": {"step": "text", "formula": "formula"},
+    "models --show deepseek-v3": {"fact": "text", "value": "text"},
     "models": {
         "name": "text",
         **dict.fromkeys(
@@ -121,6 +122,7 @@ QUESTIONS = {
                 "kv_heads",
                 "head_size",
                 "ffn_size",
+                "experts",
                 "vocab_size",
                 "max_seq_length",
             ),

@@ -7,6 +7,7 @@ import pytest
 import memcalc
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.config.gpus import gpu
+from memcalc.config.recompute import policy
 from memcalc.errors import ConfigError, MemcalcError
 
 TOY = {"name": "toy", "layers": 2, "hidden_size": 64, "heads": 8}
@@ -310,3 +311,11 @@ def test_gpus_are_their_data_sheets(name, gib, bf16, fp16, fp8, bandwidth):
     peaks = (found.peaks["bf16"], found.peaks["fp16"], found.fp8_flops)
     assert peaks == tuple(None if peak is None else peak * 10**12 for peak in (bf16, fp16, fp8))
     assert found.memory_bandwidth == round(bandwidth * 10**12)
+
+
+def test_megatrons_modules_let_go_of_outputs_and_the_outermost_region_decides():
+    assert policy(["layernorm", "moe_act"]).dropped == {"norm", "expert_act"}
+    assert policy(["moe", "moe_act"]) == policy(["moe"])
+    assert policy(["full", "layernorm"]) == policy(["full"])
+    assert policy(["core_attn"]) == policy(["selective"])
+    assert policy(["offload"]).offloaded

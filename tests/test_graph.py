@@ -6,6 +6,7 @@ import pytest
 import sympy
 
 from memcalc.analysis.activations import kept, total
+from memcalc.analysis.layers import layer_bytes
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
@@ -173,6 +174,19 @@ class TestElementwise:
         ops.gelu_chain(g, "gelu", x)
         assert [save.tensor.bytes for save in g.ops[-1].saves] == [x.bytes] * 4
 
+    def test_gelu_fast_operation_by_operation_keeps_seven_tensors(self):
+        """0.5x * (1 + tanh(cx * (1 + c'x * x))): three products' factors and the tanh."""
+        g, x = graph()
+        ops.gelu_fast_chain(g, "gelu", x)
+        assert total(kept(g)) == 7 * x.bytes
+
+    def test_a_clamped_gate_keeps_six_tensors(self):
+        """Gate and up, and the factors of gate * sigmoid(gate) and of its product with up + 1."""
+        g, x = graph()
+        gate, up = ops.linear(g, "fc1", x, {"gate": (F,), "up": (F,)}, ops.COLUMN)
+        ops.clamped_swiglu(g, "clamped_swiglu", gate, up)
+        assert total(kept(g)) == x.bytes + 6 * gate.bytes
+
 
 class TestNorms:
     def test_layer_norm_saves_input_mean_and_deviation(self):
@@ -198,6 +212,19 @@ class TestNorms:
         g, x = graph()
         ops.rms_norm_chain(g, "norm", x)
         assert total(kept(g)) == 6 * 16 * 2 * 64 + 4 * 16 * 2
+
+    def test_rms_norm_that_scales_in_fp32_keeps_8sbh(self):
+        """PyTorch keeps the input and the normalised input in fp32, and Gemma's 1 + weight."""
+        for scaled, scale in (("fp32", 0), ("one_plus", 4 * 64)):
+            g, x = graph()
+            ops.rms_norm_chain(g, "norm", x, scaled)
+            assert total(kept(g)) == 8 * 16 * 2 * 64 + 4 * 16 * 2 + scale
+
+    def test_layer_norm_operation_by_operation_keeps_12sbh(self):
+        """PyTorch keeps 12sbh + 4sb and the weight, 4h, for Hugging Face's CohereLayerNorm."""
+        g, x = graph()
+        ops.layer_norm_chain(g, "norm", x, bias=False)
+        assert total(kept(g)) == 12 * 16 * 2 * 64 + 4 * 16 * 2 + 4 * 64
 
 
 class TestCollectives:
@@ -389,3 +416,10 @@ class TestGraph:
         axis = Mesh(t).tensor(Axis.heads("k", k))
         assert axis.local == sympy.Max(1, k / t)
         assert Mesh(Fraction(8)).tensor(Axis.heads("k", Fraction(2))).local == 1
+
+
+def test_linears_in_fp8_keep_their_inputs_in_8_bits():
+    """Llama-3-8B: of its four linears' inputs, one is a flash kernel's output, which stays too."""
+    s, h, f = 8192, 4096, 14336
+    less = layer_bytes(load("llama-3-8b")) - layer_bytes(load("llama-3-8b", precision="fp8"))
+    assert less == s * (h + h + f - h)  # into qkv, fc1 and fc2; beside the context, a copy

@@ -304,8 +304,6 @@ class TestFamilies:
         ("name", "change", "line"),
         [
             ("opt-66b", {"word_embed_proj_dim": 512}, "word_embed_proj_dim is not modelled"),
-            ("gpt-neox-20b", {}, "gelu_fast is counted as gelu_new"),
-            ("gpt-oss-20b", {}, "the clamps of the experts' gates are not modelled"),
             ("mixtral-8x7b", {"router_jitter_noise": 0.1}, "router_jitter_noise is not modelled"),
             ("llama-3-8b", {"clip_qkv": 8.0}, "clip_qkv is not modelled"),
             ("bert-large", {"position_embedding_type": "relative_key"}, "position_embedding_type"),

@@ -125,7 +125,6 @@ class TestHuggingFace:
         assert activation(GPT2, "activation_function", "gelu_python_tanh") == "gelu_new"
         for config, key, name in [
             (GPT2, "activation_function", "relu6"),
-            (GPT2, "activation_function", "gelu_fast"),
             (LLAMA_2_70B, "hidden_act", "gelu_new"),
         ]:
             with pytest.raises(InputError, match=f"the activation '{name}' is not modelled"):
@@ -229,7 +228,6 @@ class TestNative:
     def test_what_its_fields_cannot_say_is_warned_about(self, write):
         lines = ["its embedding is not modelled", "nor is its head"]
         assert load(write(NATIVE | {"unmodelled": lines})).warnings == tuple(lines)
-        assert load("gpt-oss-20b").warnings[0].startswith("the clamps of the experts' gates")
         for bad in ("one line", [1], ["two\nlines"], [[]], ["x"] * 101):
             with pytest.raises(MemcalcError, match=r"unmodelled'? must be"):
                 load(write(NATIVE | {"unmodelled": bad}))

@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 
 from memcalc import paper, symbols
+from memcalc.analysis import flops
 from memcalc.analysis.parameters import owned, parameters
 from memcalc.analysis.schedule import (
     BACKWARD,
@@ -209,3 +210,44 @@ class TestParameters:
     def test_the_papers_recipe_is_18_bytes(self):
         """Section 6, figure 1: 16-bit weights, fp32 gradients, and Adam's three fp32 copies."""
         assert RECIPES["paper"].total == 18
+
+
+class TestMethods:
+    """Full recomputation of some layers: 175b has 4 layers in each of a stage's 3 chunks."""
+
+    def at(self, **settings):
+        return stages(load("175b", recompute="full", **settings))[7].layers
+
+    def alone(self, policy):
+        return stages(load("175b", recompute=policy))[7].layers
+
+    def test_uniform_keeps_one_input_for_every_few_layers(self):
+        assert self.at(recompute_method="uniform", recompute_layers=1) == self.alone("full")
+        assert 2 * self.at(recompute_method="uniform", recompute_layers=2) == self.alone("full")
+        assert 4 * self.at(recompute_method="uniform", recompute_layers=4) == self.alone("full")
+        assert 2 * self.at(recompute_method="uniform", recompute_layers=3) == self.alone("full")
+
+    def test_block_recomputes_the_first_layers_of_each_chunk(self):
+        some = self.at(recompute_method="block", recompute_layers=1)
+        assert 4 * some == self.alone("full") + 3 * self.alone("none")
+        assert self.at(recompute_method="block", recompute_layers=4) == self.alone("full")
+        assert self.at(recompute_method="block") == self.alone("full")
+
+    def test_no_layers_are_none_and_that_is_said(self):
+        config = load("175b", recompute="full", recompute_layers=0)
+        assert stages(config)[7].layers == self.alone("none")
+        assert config.warnings == ("full recomputation of 0 layers recomputes nothing",)
+
+    def test_the_flops_are_those_of_the_layers(self):
+        config = load("175b", recompute="full", recompute_method="block", recompute_layers=1)
+        assert 4 * flops.iteration(config).recomputed == (
+            flops.iteration(load("175b", recompute="full")).recomputed
+        )
+
+    def test_a_number_without_full_recomputation_is_refused(self):
+        with pytest.raises(ConfigError, match="needs recompute full"):
+            load("175b", recompute="selective", recompute_layers=2)
+
+    def test_another_policy_forgets_the_files_number(self):
+        own = load("175b", recompute="full", recompute_layers=2).run
+        assert own.recomputing("selective").recompute_layers is None

@@ -91,9 +91,9 @@ def of_iteration(config: Config) -> list[Traffic]:
     parallel, micro = config.parallel, config.microbatches
     stage = busiest_stage(config)
     layers: dict[str, int] = {}
-    for held_ in chunks(config, stage):
-        for kind, number in held_.items():
-            layers[kind] = layers.get(kind, 0) + number
+    for names in chunks(config, stage):
+        for kind in names:
+            layers[kind] = layers.get(kind, 0) + 1
     ends = [embedding_graph(config)] if stage == 0 else []
     ends += [head_graph(config)] if stage == parallel.pp - 1 else []
     graphs = {kind: layer_graph(config, kind=kind) for kind in layers}

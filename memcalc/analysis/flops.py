@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from memcalc import paper, symbols
 from memcalc.analysis.activations import outermost
+from memcalc.analysis.stages import recomputed_layers
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import kinds, layer_graph
@@ -120,10 +121,11 @@ def iteration(config: Config, causal: bool = False) -> Flops:
     '1.8522e+18'
     """
     times = config.microbatches * config.parallel.dp
-    layers = [(n, layer(config, causal, kind)) for kind, n in kinds(config.model).items()]
+    layers = {kind: layer(config, causal, kind) for kind in kinds(config.model)}
+    passes = sum(n * layers[kind].forward for kind, n in kinds(config.model).items())
+    again = sum(n * layers[kind].recomputed for kind, n in recomputed_layers(config).items())
     ends = forward(embedding_graph(config), causal) + forward(head_graph(config), causal)
-    passes = sum(n * one.forward for n, one in layers) + ends
-    return Flops(times * passes, times * sum(n * one.recomputed for n, one in layers))
+    return Flops(times * (passes + ends), times * again)
 
 
 def percent_of_peak(

@@ -1,13 +1,14 @@
 """The activations of every pipeline stage: chunks weighed by what they hold, orders walked."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from memcalc.analysis import activations
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.schedule import order, peak
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import kind_of
+from memcalc.blocks.layer import kind_of, kinds
 from memcalc.blocks.layer import layers as layers_of
 from memcalc.config import Config
 from memcalc.errors import ConfigError
@@ -74,10 +75,7 @@ def stage(
     """
     parallel = config.parallel
     first, last = number == 0, number == parallel.pp - 1
-    layers = [
-        sum(n * layer_bytes(config, accounting, kind) for kind, n in held.items())
-        for held in chunks(config, number)
-    ]
+    layers = [chunk_bytes(config, names, accounting) for names in chunks(config, number)]
     embedding = _bytes(embedding_graph(config), accounting) if first else 0
     head = _bytes(head_graph(config), accounting) if last else 0
     output = 0 if frees_outputs else output_bytes(config)
@@ -109,19 +107,54 @@ def layers_per_chunk(config: Config) -> int:
     return layers
 
 
-def chunks(config: Config, stage: int) -> list[dict[str, int]]:
-    """The layers of each of a stage's chunks, by kind.
+def chunks(config: Config, stage: int) -> list[list[str]]:
+    """The kinds of the layers of each of a stage's chunks, in order.
 
     Chunks are dealt out as Megatron-core does: the first to each stage in turn, then the second.
 
     >>> from memcalc.config import load
-    >>> chunks(load("175b"), 0)
-    [{'dense': 4}, {'dense': 4}, {'dense': 4}]
+    >>> chunks(load("175b"), 0)[0]
+    ['dense', 'dense', 'dense', 'dense']
     """
     parallel, n = config.parallel, layers_per_chunk(config)
     starts = ((chunk * parallel.pp + stage) * n for chunk in range(parallel.vpp))
-    names = ([kind_of(config.model, i) for i in range(start, start + n)] for start in starts)
-    return [{kind: held.count(kind) for kind in dict.fromkeys(held)} for held in names]
+    return [[kind_of(config.model, i) for i in range(start, start + n)] for start in starts]
+
+
+def chunk_bytes(config: Config, names: Sequence[str], accounting: str) -> int:
+    """What the layers of a chunk keep of one micro-batch, of kinds in their order.
+
+    Of full recomputation by blocks, the layers after the first N keep all; uniform, the first of
+    every N layers keeps the input of all.
+    """
+    run, number = config.run, config.run.recompute_layers or 1
+    everything = replace(config, run=run.recomputing("none"))
+    if run.recompute_method == "block" and run.recompute_layers is not None:
+        again, whole = names[:number], names[number:]
+    else:  # number 1 is every layer alone
+        again, whole = names[::number], ()
+    return sum(layer_bytes(config, accounting, kind) for kind in again) + sum(
+        layer_bytes(everything, accounting, kind) for kind in whole
+    )
+
+
+def recomputed_layers(config: Config) -> dict[str, int]:
+    """How many layers of each kind are recomputed in backward, by the run's policy.
+
+    >>> from memcalc.config import load
+    >>> settings = {"recompute": "full", "recompute_method": "block", "recompute_layers": 1}
+    >>> recomputed_layers(load("175b", **settings))
+    {'dense': 24}
+    """
+    run, there = config.run, kinds(config.model)
+    if run.recompute_method != "block" or run.recompute_layers is None:
+        return there
+    found = dict.fromkeys(there, 0)
+    for number in range(config.parallel.pp):
+        for names in chunks(config, number):
+            for kind in names[: run.recompute_layers]:
+                found[kind] += 1
+    return found
 
 
 def output_bytes(config: Config) -> int:

@@ -25,7 +25,7 @@ class Technique(NamedTuple):
         """A config under this technique: its own tensor-parallel size, or 1."""
         tp = config.parallel.tp if self.tensor_parallel else 1
         parallel = replace(config.parallel, tp=tp, sp=self.sequence_parallel)
-        run = replace(config.run, recompute=(self.policy,))
+        run = config.run.recomputing(self.policy)
         try:
             return replace(config, parallel=parallel, run=run)
         except ConfigError as error:

@@ -1,7 +1,18 @@
 """``models``: the catalogue."""
 
-from memcalc.config import catalog
+from dataclasses import fields
+from typing import Any
+
+from memcalc.analysis.parameters import active_parameters, parameters
+from memcalc.blocks.layer import kinds
+from memcalc.config import Model, catalog, load
 from memcalc.report import Column, Report
+
+SIZES = (
+    *("layers", "hidden_size", "heads", "kv_heads", "head_size", "ffn_size", "experts"),
+    *("vocab_size", "max_seq_length"),
+)
+WORDS = ("norm", "activation", "position", "source")
 
 
 def models() -> Report:
@@ -16,35 +27,66 @@ def models() -> Report:
         f"{len(found)} models",
         (
             Column("name", "text"),
-            Column("layers", "count"),
-            Column("hidden_size", "count"),
-            Column("heads", "count"),
-            Column("kv_heads", "count"),
-            Column("head_size", "count"),
-            Column("ffn_size", "count"),
-            Column("vocab_size", "count"),
-            Column("max_seq_length", "count"),
-            Column("norm", "text", detail=True),
-            Column("activation", "text", detail=True),
-            Column("position", "text", detail=True),
-            Column("source", "text", detail=True),
+            *(
+                Column(name, "count", detail=name in ("head_size", "max_seq_length"))
+                for name in SIZES
+            ),
+            *(Column(name, "text", detail=True) for name in WORDS),
         ),
-        tuple(
-            (
-                model.name,
-                model.layers,
-                model.hidden_size,
-                model.heads,
-                model.kv_heads,
-                model.head_size,
-                model.ffn_size,
-                model.vocab_size,
-                model.max_seq_length,
-                model.norm,
-                model.activation,
-                model.position,
-                model.source,
-            )
-            for model in found
-        ),
+        tuple(tuple(getattr(each, name) for name in ("name", *SIZES, *WORDS)) for each in found),
     )
+
+
+def model(name: str) -> Report:
+    """Every fact of one model, a row each, with what follows from them.
+
+    Raises:
+        ConfigError: There is no such model.
+
+    >>> facts = dict(model("mixtral-8x7b").rows)
+    >>> facts["parameters"], facts["active parameters"]
+    ('46,702,792,704', '12,879,925,248')
+    """
+    config = load(name)
+    found = config.model
+    facts = {each.name: getattr(found, each.name) for each in fields(Model)}
+    facts = {key: value for key, value in facts.items() if value is not None}
+    layers = ", ".join(f"{count} {kind}" for kind, count in kinds(found).items())
+    facts = {"name": facts.pop("name"), "kinds of layers": layers, **facts}
+    if found.vocab_size is not None or found.classes is not None:
+        facts["parameters"] = parameters(config)
+    if found.experts is not None:
+        facts["active parameters"] = active_parameters(config)
+    return Report(
+        "models",
+        f"All that is known of {found.name}",
+        (Column("fact", "text"), Column("value", "text")),
+        tuple((key, _shown(value)) for key, value in facts.items()),
+        {},
+        tuple(f"warning: {line}" for line in config.warnings),
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value in words: a yes or no, a number, and a pattern of layers by its runs."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return _runs(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _runs(pattern: tuple[int, ...]) -> str:
+    """A pattern as ``moe_layers`` writes it.
+
+    >>> _runs((0, 0, 0, 1, 1))
+    '[0]*3+[1]*2'
+    """
+    runs: list[list[int]] = []
+    for each in pattern:
+        if runs and runs[-1][0] == each:
+            runs[-1][1] += 1
+        else:
+            runs.append([each, 1])
+    terms = [f"[{each}]*{count}" for each, count in runs]
+    return "+".join(terms) if len(terms) <= 8 else f"{'+'.join(terms[:8])}+..."

@@ -3,6 +3,7 @@
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.analysis.stages import output_bytes
 from memcalc.config import Config
+from memcalc.config.recompute import METHODS
 
 
 def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
@@ -13,6 +14,7 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
         lines.append(f"accounting: {accounting} ({ACCOUNTINGS[accounting]})")
     if config.assumed:
         lines.append(f"assumed: {', '.join(config.assumed)}")
+    lines += method_note(config)
     lines += _of_experts(config, accounting)
     lines += _of_windows(config)
     lines += _of_stacks(config, accounting)
@@ -87,8 +89,21 @@ def setting(config: Config) -> str:
 
 def recomputation(config: Config) -> str:
     """What is recomputed, for a title."""
-    words = [word for word in config.run.recompute if word != "none"]
-    return f"recomputing {', '.join(words)}" if words else "nothing recomputed"
+    run = config.run
+    words = [word for word in run.recompute if word != "none"]
+    if not words or run.recompute_layers == 0:
+        return "nothing recomputed"
+    number = run.recompute_layers
+    method = f" ({run.recompute_method or 'uniform'} {number})" if number is not None else ""
+    return f"recomputing {', '.join(words)}{method}"
+
+
+def method_note(config: Config) -> tuple[str, ...]:
+    """Which layers a table of one layer speaks of, where not all are recomputed alike."""
+    run = config.run
+    if run.recompute_layers is None or run.recompute_method is None:
+        return ()
+    return (f"{run.recompute_method} {run.recompute_layers}: {METHODS[run.recompute_method]}",)
 
 
 def flash_note(config: Config) -> tuple[str, ...]:

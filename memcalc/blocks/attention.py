@@ -93,8 +93,20 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def views(m: Spec) -> bool:
-    """Whether the kernel keeps views: a flash kernel does, products copy what is not contiguous."""
-    return m.kernels.views_packed and m.kernels.attention == "flash"
+    """Whether what is packed is kept whole: by a flash kernel, or by products of one sequence."""
+    return m.kernels.own_heads and (m.kernels.attention == "flash" or m.single)
+
+
+def repeats(m: Spec) -> bool:
+    """Whether K and V are copied to all heads: of a sequence's only head products take views."""
+    view = m.kernels.own_heads and m.single and m.model.kv_heads == 1
+    return m.kernels.repeats_kv and m.grouped and not view
+
+
+def repeated(g: Graph, prefix: str, k: Tensor, v: Tensor, heads: Axis) -> tuple[Tensor, Tensor]:
+    """k (s, b, k, d), v (s, b, k, u) -> (s, b, a, d), (s, b, a, u): as many heads as queries."""
+    k = ops.repeat_heads(g, f"{prefix}repeat_key", k, heads)
+    return k, ops.repeat_heads(g, f"{prefix}repeat_value", v, heads)
 
 
 def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
@@ -103,6 +115,8 @@ def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) 
         ops.exchange_heads(g, f"{prefix}heads_enter", (q, k, v))
     else:
         ops.share_context(g, f"{prefix}share_context", k, v, m.parallel.cp_kind)
+    if m.model.repeated_kv and m.kernels.own_heads and m.grouped:
+        k, v = repeated(g, prefix, k, v, q.axes[2])
     relative = m.model.position == "relative" and prefix != CROSS
     bias = []
     if relative and m.kernels.copies_bias:
@@ -128,9 +142,8 @@ def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) 
 def unfused_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), by scores (b, a, s, s)."""
     s, b, heads, d = q.axes
-    if m.kernels.repeats_kv and m.grouped:
-        k = ops.repeat_heads(g, f"{prefix}repeat_key", k, heads)
-        v = ops.repeat_heads(g, f"{prefix}repeat_value", v, heads)
+    if repeats(m):
+        k, v = repeated(g, prefix, k, v, heads)
     k, v = ops.gather_context(g, f"{prefix}gather_context", k, v)
     keys = k.axes[0]
     name = f"{prefix}scores"
@@ -142,6 +155,7 @@ def unfused_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec
 
 def probabilities(g: Graph, prefix: str, scores: Tensor, m: Spec) -> Tensor:
     """Scores (b, a, s, s) -> the probabilities of each row's keys, with dropout."""
+    keys = scores.axes[-1]
     wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else g.dtype_bytes
     if m.model.attention_softcap is not None:
         scores = ops.tanh(g, f"{prefix}score_cap", scores)
@@ -153,4 +167,6 @@ def probabilities(g: Graph, prefix: str, scores: Tensor, m: Spec) -> Tensor:
         scores = ops.sink(g, f"{prefix}sink", scores)
     probs = ops.softmax(g, f"{prefix}softmax", scores, wide)
     probs = ops.cast(g, f"{prefix}probabilities", probs, g.dtype_bytes)
+    if m.model.attention_sinks:
+        probs = ops.without_sink(g, f"{prefix}without_sink", probs, keys)
     return ops.dropout(g, f"{prefix}softmax_dropout", probs, m.model.attention_dropout)

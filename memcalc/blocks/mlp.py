@@ -5,6 +5,9 @@ from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis
 
+# Forms of GeLU that a model's own code has as a chain of operations.
+GELU_CHAINS = {"gelu_new": ops.gelu_chain, "gelu_fast": ops.gelu_fast_chain}
+
 
 def mlp(g: Graph, x: Tensor, m: Spec) -> Tensor:
     """x (s, b, h) -> (s, b, h), through a width of f, gated or not.
@@ -55,13 +58,15 @@ def activated(g: Graph, prefix: str, y: Tensor, width: Axis, m: Spec) -> Tensor:
     if kind in ("relu", "squared_relu"):
         y = ops.relu(g, f"{start}relu", y)
         return ops.square(g, f"{start}square", y) if kind == "squared_relu" else y
-    if kind == "gelu_new" and not m.kernels.fused_gelu:
-        return ops.gelu_chain(g, f"{start}gelu", y)
+    if kind in GELU_CHAINS and not m.kernels.fused_gelu:
+        return GELU_CHAINS[kind](g, f"{start}gelu", y)
     return ops.gelu(g, f"{start}gelu", y)
 
 
 def gated(g: Graph, start: str, gate: Tensor, up: Tensor, m: Spec) -> Tensor:
     """gate and up (..., f) -> (..., f): the activated gate times up, operation by operation."""
+    if m.model.activation == "clamped_swiglu":
+        return ops.clamped_swiglu(g, f"{start}clamped_swiglu", gate, up)
     if m.model.activation == "swiglu":
         gate = ops.silu(g, f"{start}silu", gate)
     elif m.model.activation == "geglu_new" and not m.kernels.fused_gelu:

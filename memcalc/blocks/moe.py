@@ -25,23 +25,25 @@ def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
     assert m.routed is not None
     experts, width = m.others["n"], m.others["g"]
     model = m.model
+    fp32 = model.router_dtype == "fp32" and not m.kernels.copies_router
     weights = ops.router(
         g,
         "router",
         x,
         experts,
         m.others["r"],
-        model.router_dtype,
+        "scores" if fp32 else model.router_dtype,
         model.router_bias,
         model.router_norm,
     )
-    tokens = ops.dispatch(g, "dispatch", x, m.routed, experts, m.kernels.sorts_routes)
+    kernels, bias = m.kernels, model.mlp_bias
+    tokens = ops.dispatch(g, "dispatch", x, m.routed, experts, kernels.sorts_routes, bias)
     packed = width.times(2) if model.gated else width
-    y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, model.mlp_bias)
+    y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, bias)
     with g.region("expert_act"):
         y = activated(g, "experts", y, g.mesh.expert_tensor(width), m)
-    y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, model.mlp_bias)
-    return ops.combine(g, "combine", y, weights, x.axes, m.kernels.weighs_outputs)
+    y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, bias)
+    return ops.combine(g, "combine", y, weights, x.axes, kernels.weighs_outputs)
 
 
 def shared(g: Graph, x: Tensor, m: Spec) -> Tensor:

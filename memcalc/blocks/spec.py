@@ -30,6 +30,8 @@ class Spec:
         v: The vocabulary, or None where it is unknown.
         others: The axes of latent attention and of experts, by letter, where the model has them.
         routed: The copies of tokens that a rank's experts receive, where the model has experts.
+        single: Whether a micro-batch is one sequence, of which PyTorch's products take heads as
+            they lie in memory; of several sequences they copy them.
     """
 
     model: Model
@@ -46,6 +48,7 @@ class Spec:
     v: Axis | None
     others: Mapping[str, Axis]
     routed: Axis | None
+    single: bool
 
     @classmethod
     def of(cls, config: Config, sizes: Mapping[str, Size]) -> "Spec":
@@ -76,6 +79,7 @@ class Spec:
             v,
             others,
             routed,
+            run.micro_batch_size == 1,
         )
 
     @property
@@ -107,7 +111,9 @@ class Spec:
 
 def graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
     """An empty graph for a config, over ranks whose numbers are given by letter."""
-    return Graph(Mesh.of(sizes, config.parallel.sp), config.run.activation_bytes)
+    run = config.run
+    linear_bytes = 1 if run.precision == "fp8" else None
+    return Graph(Mesh.of(sizes, config.parallel.sp), run.activation_bytes, linear_bytes)
 
 
 def _routed(config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> Axis:

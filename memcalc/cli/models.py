@@ -4,18 +4,20 @@ from pathlib import Path
 
 import click
 
-import memcalc
-from memcalc.cli.options import SHOW, options, show
+from memcalc.answers import models as answer
+from memcalc.cli.options import options, show
 
 
 @click.command()
-@options(*SHOW)
-def models(format_: str | None, output: Path | None) -> None:
-    """The models that memcalc knows by name, with their sizes and sources.
+@click.option("--show", "name", metavar="NAME", help="Every fact of one model.")
+@options("format", "output")
+def models(name: str | None, format_: str | None, output: Path | None) -> None:
+    """List the catalogue's models, or every fact of one of them.
 
     \b
     Examples:
       memcalc models
-      memcalc models --format csv -o models.csv
+      memcalc models --show deepseek-v3
+      memcalc models --format csv
     """
-    show(memcalc.models(), format_, output)
+    show(answer.model(name) if name else answer.models(), format_, output)

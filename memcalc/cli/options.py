@@ -12,6 +12,7 @@ from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
 from memcalc.config.implementation import ATTENTIONS
 from memcalc.config.parallel import CONTEXT_KINDS
+from memcalc.config.recompute import METHODS
 from memcalc.errors import nearest
 from memcalc.figures import SUFFIXES as FIGURES
 from memcalc.render import SUFFIXES
@@ -67,6 +68,17 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         "(core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts); several with "
         "commas.",
     ),
+    "recompute_method": click.option(
+        "--recompute-method",
+        type=click.Choice(list(METHODS)),
+        help="What --recompute-layers counts, under full recomputation of pipeline stages.",
+    ),
+    "recompute_layers": click.option(
+        "--recompute-layers",
+        type=click.IntRange(0, 100_000),
+        metavar="N",
+        help="Layers recomputed together (uniform), or of each pipeline chunk (block).",
+    ),
     "attention": click.option(
         "--attention", type=click.Choice(ATTENTIONS), help="The attention kernel."
     ),
@@ -99,7 +111,7 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
 
 model = click.argument("model")
 RUN = ("run", "seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
-CHOICES = ("sp", "recompute")
+CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "dropout", "precision", "implementation")
 SHOW = ("format", "output")
 

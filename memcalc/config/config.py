@@ -97,10 +97,17 @@ class Config:
         kernels = self.run.implementation
         if self.parallel.sp and self.parallel.tp == 1:
             lines.append("sequence parallelism has no effect with tensor parallel 1")
+        if self.run.recompute_layers == 0:
+            lines.append("full recomputation of 0 layers recomputes nothing")
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
             lines.append(
                 "experts under tensor parallelism without sequence parallelism: Megatron-core "
                 "refuses that; counted as if every rank dispatched all tokens"
+            )
+        if self.run.precision == "fp8":
+            lines.append(
+                "fp8: linears are counted to keep their inputs in 8 bits, once, as Transformer "
+                "Engine's sources say; never measured"
             )
         if kernels.attention == "flash" and self.run.precision == "fp32":
             lines.append("flash kernels take bf16 and fp16 only; counted as if one took fp32")
@@ -212,6 +219,8 @@ RUN_SETTINGS = (
     "precision",
     "gpu",
     "imbalance",
+    "recompute_method",
+    "recompute_layers",
 )
 OTHER_SETTINGS = ("recompute", "implementation", "attention", "dropout")
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
@@ -230,7 +239,7 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
     """
     run = run or RunSource({})
     given = {name: value for name, value in overrides.items() if value is not None}
-    said = {**source.settings, **run.settings, **given}
+    said = _overlaid(source.settings, run.settings, given)
     for name in said:
         if name not in SETTINGS:
             raise ConfigError(f"setting {name!r} is unknown; {nearest(name, SETTINGS)}")
@@ -265,6 +274,17 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
         tuple(assumed),
         (*source.unmodelled, *run.unmodelled),
     )
+
+
+def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings over settings; a new word for recomputation forgets the old number of layers."""
+    said: dict[str, Any] = {}
+    for settings in layers:
+        if "recompute" in settings:
+            said.pop("recompute_method", None)
+            said.pop("recompute_layers", None)
+        said |= settings
+    return said
 
 
 def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:

@@ -61,7 +61,7 @@ def _by_name() -> dict[str, Gpu]:
         found = Gpu(
             row["name"],
             numbers["memory_bytes"],
-            {precision: numbers.get(f"{precision}_flops") for precision in ("bf16", "fp16")},
+            {name: numbers.get(f"{name}_flops") for name in ("bf16", "fp16", "fp8")},
             numbers.get("fp8_flops"),
             numbers.get("memory_bandwidth"),
             numbers.get("nvlink_bandwidth"),

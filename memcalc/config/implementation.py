@@ -16,9 +16,10 @@ class Implementation:
         name: The word for it on the command line.
         source: Where its choices were seen.
         attention: ``flash`` (no tensor of s x s is kept) or ``unfused``.
-        fused_rmsnorm: Whether RMSNorm is one kernel that keeps its input, or a chain of fp32
-            operations that keeps more. (LayerNorm is one kernel everywhere.)
-        fused_gelu: Whether the tanh form of GeLU (``gelu_new``) is one kernel, or a chain.
+        fused_norms: Whether RMSNorm is one kernel that keeps its input, or a chain of fp32
+            operations that keeps more; so too LayerNorm, where the model's own code has a chain.
+        fused_gelu: Whether the tanh form of GeLU is one kernel, or a chain where the model's own
+            code has one (``gelu_new``, ``gelu_fast``).
         fused_gate: Whether a gated activation is one kernel that keeps its packed input, or an
             activation and a product that keep their inputs each.
         softmax_fp32: Whether the unfused softmax is kept in fp32 where the model asks for one. (A
@@ -28,12 +29,14 @@ class Implementation:
             rather than gathering them again in backward.
         weighs_outputs: Whether experts' outputs are weighed after their second product, which keeps
             them, rather than before it.
-        views_packed: Whether the value that a flash kernel keeps stays a view of all that it was
-            packed with, where the model's code packs it.
+        own_heads: Whether heads come to a flash kernel as the model's own code makes them: views
+            of all that they were packed with, or repeated.
         copies_bias: Whether a fused attention kernel keeps a copy of relative positions' bias for
             every layer, a number for each head and pair of tokens. (Unfused, a sum keeps nothing.)
         sorts_routes: Whether routed tokens are sorted by expert with indices of 8 bytes, which are
             kept.
+        copies_router: Whether a router whose product is in fp32 keeps fp32 copies of its input and
+            weight; Megatron-core's own function keeps both as they are.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -48,16 +51,17 @@ class Implementation:
     name: str
     source: str
     attention: str = "flash"
-    fused_rmsnorm: bool = True
+    fused_norms: bool = True
     fused_gelu: bool = True
     fused_gate: bool = True
     softmax_fp32: bool = False
     repeats_kv: bool = False
     keeps_gathered: bool = False
     weighs_outputs: bool = False
-    views_packed: bool = False
+    own_heads: bool = False
     copies_bias: bool = False
     sorts_routes: bool = False
+    copies_router: bool = False
     fp32_statistics: bool = True
     rng_bytes: int = 0
 
@@ -98,29 +102,31 @@ IMPLEMENTATIONS = {
             name="transformers-eager",
             source="Hugging Face transformers 5, attn_implementation='eager'",
             attention="unfused",
-            fused_rmsnorm=False,
+            fused_norms=False,
             fused_gelu=False,
             fused_gate=False,
             softmax_fp32=True,
             repeats_kv=True,
             keeps_gathered=True,
             weighs_outputs=True,
-            views_packed=True,
+            own_heads=True,
             sorts_routes=True,
+            copies_router=True,
         ),
         Implementation(
             name="transformers-sdpa",
             source="Hugging Face transformers 5, attn_implementation='sdpa' (flash kernel)",
-            fused_rmsnorm=False,
+            fused_norms=False,
             fused_gelu=False,
             fused_gate=False,
             softmax_fp32=True,
             repeats_kv=True,
             keeps_gathered=True,
             weighs_outputs=True,
-            views_packed=True,
+            own_heads=True,
             copies_bias=True,
             sorts_routes=True,
+            copies_router=True,
             rng_bytes=24,
         ),
     )

@@ -7,14 +7,21 @@ from memcalc.config import fields
 from memcalc.errors import ConfigError
 
 NORMS = ("layernorm", "rmsnorm")
-GATED = ("swiglu", "geglu", "geglu_new")
-ACTIVATIONS = ("gelu", "gelu_new", "silu", "relu", "squared_relu", *GATED)
+GATED = ("swiglu", "geglu", "geglu_new", "clamped_swiglu")
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "silu", "relu", "squared_relu", *GATED)
 POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
 ROUTERS = ("softmax", "sigmoid")
 ROUTER_DTYPES = {
     "cast": "scores in fp32, and the weights of a token's experts in the activations' type (Qwen)",
     "scores": "scores and weights in fp32 (Mixtral)",
+    "chosen": "nothing: scores are those of a token's experts alone, in the activations' type "
+    "(gpt-oss)",
     "fp32": "the router's product in fp32 too (DeepSeek)",
+}
+NORM_SCALES = {
+    "cast": "after the cast to the activations' type (Llama); a LayerNorm is one kernel (GPT-2)",
+    "fp32": "in fp32, before the cast (gpt-oss); a LayerNorm is a chain of operations (Command-R)",
+    "one_plus": "in fp32, by 1 + weight (Gemma)",
 }
 
 # How a layer's two sublayers, attention and MLP, stand to its norms and residuals.
@@ -47,8 +54,9 @@ class Model:
         max_seq_length: The longest sequence that the model is meant for, or None.
         norm: ``layernorm`` or ``rmsnorm``.
         block: How sublayers stand to norms and residuals: a word of ``BLOCKS``.
-        activation: ``gelu``, ``gelu_new`` (GPT-2's tanh form), ``silu``, ``relu`` or
-            ``squared_relu``, or gated: ``swiglu``, ``geglu`` or ``geglu_new`` (by the tanh form).
+        activation: ``gelu``, ``gelu_new`` (GPT-2's tanh form), ``gelu_fast`` (GPT-NeoX's),
+            ``silu``, ``relu`` or ``squared_relu``, or gated: ``swiglu``, ``geglu``, ``geglu_new``
+            (by GPT-2's tanh form) or ``clamped_swiglu`` (gpt-oss's).
         position: ``learned``, ``rotary``, ``alibi``, ``relative`` (a learned bias of the scores for
             each distance, one table for each stack: T5) or ``none``.
         relative_buckets: Rows of that table: 32 unless given.
@@ -81,7 +89,10 @@ class Model:
         mtp_layers: Layers that predict further tokens (multi-token prediction), beside ``layers``.
         packed_qkv: Whether query, key and value are one product's output in the model's own code
             (GPT-NeoX, Phi-3), of which an implementation may keep views.
-        norm_scale_fp32: Whether RMSNorm scales in fp32 by 1 + weight, before it casts (Gemma).
+        repeated_kv: Whether the model's own code repeats key and value to all query heads for a
+            flash kernel too (Falcon-40B).
+        norm_scale: How the model's own code scales what a norm has normalised: a word of
+            ``NORM_SCALES``.
         norm_keeps_input: Whether RMSNorm multiplies its input as it is, beside the fp32 copy that
             it squares (T5).
         norm_bias: Whether LayerNorms have a bias.
@@ -154,7 +165,8 @@ class Model:
     capacity_factor: float | None = None
     mtp_layers: int = 0
     packed_qkv: bool = False
-    norm_scale_fp32: bool = False
+    repeated_kv: bool = False
+    norm_scale: str = "cast"
     norm_keeps_input: bool = False
     norm_bias: bool = True
     embedding_norm: bool = False
@@ -320,12 +332,13 @@ _WORDS = {
     "position": POSITIONS,
     "router": ROUTERS,
     "router_dtype": ROUTER_DTYPES,
+    "norm_scale": NORM_SCALES,
 }
 _FLAGS = (
     *("qkv_bias", "proj_bias", "mlp_bias", "router_bias", "causal", "softmax_fp32"),
     *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate", "router_norm", "norm_bias"),
     *("embedding_norm", "final_norm", "head_transform", "head_bias", "packed_qkv"),
-    *("norm_scale_fp32", "norm_keeps_input", "drops_activation"),
+    *("repeated_kv", "norm_keeps_input", "drops_activation"),
 )
 _SIZES = (
     *("vocab_size", "max_seq_length", "sliding_window", "q_lora_rank", "kv_lora_rank"),

@@ -5,11 +5,20 @@ from typing import NamedTuple
 
 from memcalc.errors import ConfigError, nearest
 
-# The regions that the blocks name, outermost first.
-REGIONS = (
-    *("layer", "norm", "attention", "cross_attention", "mla_up", "core_attention"),
-    *("mlp", "moe", "expert_act", "shared_experts"),
-)
+# The regions that the blocks name, each with those that it stands in.
+AROUND: dict[str, tuple[str, ...]] = {
+    "layer": (),
+    "norm": ("layer",),
+    "attention": ("layer",),
+    "cross_attention": ("layer",),
+    "mla_up": ("attention",),
+    "core_attention": ("attention", "cross_attention"),
+    "mlp": ("layer",),
+    "moe": ("layer",),
+    "expert_act": ("moe",),
+    "shared_experts": ("moe",),
+}
+REGIONS = tuple(AROUND)
 
 
 class Policy(NamedTuple):
@@ -19,6 +28,7 @@ class Policy(NamedTuple):
         regions: Checkpointed regions: what enters one is kept, all else in it is made again.
         cached: Kinds of operations in them whose outputs are kept and not made again (torch's
             selective checkpointing, ``create_selective_checkpoint_contexts``).
+        offloaded: Whether what would be kept goes to the host's memory instead.
         dropped: Of the regions, those whose outputs too are let go and made again (Megatron-core's
             ``CheckpointWithoutOutput``).
     """
@@ -26,9 +36,15 @@ class Policy(NamedTuple):
     regions: frozenset[str] = frozenset()
     cached: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
+    offloaded: bool = False
 
     def __or__(self, other: "Policy") -> "Policy":
-        return Policy(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
+        return Policy(
+            self.regions | other.regions,
+            self.cached | other.cached,
+            self.dropped | other.dropped,
+            self.offloaded or other.offloaded,
+        )
 
 
 # The policies with names of their own.
@@ -37,6 +53,13 @@ POLICIES = {
     "selective": Policy(frozenset({"core_attention"})),
     "full": Policy(frozenset({"layer"})),
     "save_linear": Policy(frozenset({"layer"}), frozenset({"linear"})),
+    "offload": Policy(offloaded=True),
+}
+
+# Of full recomputation with a number N, what N counts (Megatron-LM, --recompute-method).
+METHODS = {
+    "uniform": "layers that are recomputed together, from the input of their first",
+    "block": "layers of each pipeline chunk that are recomputed; the others are not",
 }
 
 # The words of Megatron-core's --recompute-modules that are not names of regions, or mean more.
@@ -51,8 +74,13 @@ MEGATRON_MODULES = {
 def policy(words: Iterable[str]) -> Policy:
     """What words for recomputation mean: policies, regions, or several of them.
 
+    A region that stands only in others that are made again is made again with them, and once: it
+    is left out.
+
     >>> sorted(policy(["selective", "mlp"]).regions)
     ['core_attention', 'mlp']
+    >>> sorted(policy(["moe", "expert_act", "mlp"]).regions)
+    ['mlp', 'moe']
 
     Raises:
         ConfigError: A word is neither a policy nor a region.
@@ -73,4 +101,11 @@ def policy(words: Iterable[str]) -> Policy:
         else:
             hint = nearest(word[:40], [*POLICIES, *MEGATRON_MODULES, *REGIONS])
             raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
-    return found
+    outermost = frozenset(name for name in found.regions if not _inside(name, found.regions))
+    return found._replace(regions=outermost, dropped=found.dropped & outermost)
+
+
+def _inside(name: str, regions: frozenset[str]) -> bool:
+    """Whether all that a region stands in is among regions, or inside them."""
+    around = AROUND[name]
+    return bool(around) and all(each in regions or _inside(each, regions) for each in around)

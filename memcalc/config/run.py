@@ -1,14 +1,14 @@
 """How a training step runs: sizes, precision, kernels and recomputation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memcalc.config import fields
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
-from memcalc.config.recompute import Policy, policy
+from memcalc.config.recompute import METHODS, POLICIES, Policy, policy
 from memcalc.errors import ConfigError
 
-PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,13 @@ class Run:
         seq_length: s, tokens of a sequence.
         micro_batch_size: b, sequences of a micro-batch.
         global_batch_size: Sequences of an iteration, over all ranks, or None if unknown.
-        precision: The type of activations: ``bf16``, ``fp16`` or ``fp32``.
+        precision: The type of activations: ``bf16``, ``fp16`` or ``fp32``; with ``fp8`` they are
+            bf16, and linears keep their inputs in 8 bits.
         recompute: Words that say what backward recomputes: a policy (``none``, ``selective``,
             ``full``, ``save_linear``) or names of regions (``attention``, ``mlp``, ...).
+        recompute_method: What ``recompute_layers`` counts, under full recomputation: a word of
+            ``memcalc.config.recompute.METHODS``, or None, where every layer is recomputed alone.
+        recompute_layers: That number, or None: 1 of uniform, all of block; 0 is no recomputation.
         implementation: The kernels.
         imbalance: How many times its even share of routed tokens the busiest rank of experts
             receives: 1 under a balanced router.
@@ -39,6 +43,8 @@ class Run:
     global_batch_size: int | None = None
     precision: str = "bf16"
     recompute: tuple[str, ...] = ("none",)
+    recompute_method: str | None = None
+    recompute_layers: int | None = None
     implementation: Implementation = IMPLEMENTATIONS["megatron"]
     imbalance: float = 1
     gpu: str | None = None
@@ -54,13 +60,31 @@ class Run:
         if not isinstance(self.implementation, Implementation):
             fields.word("implementation", self.implementation, IMPLEMENTATIONS)
             object.__setattr__(self, "implementation", IMPLEMENTATIONS[self.implementation])
-        policy(self.recompute)
+        self._method(policy(self.recompute))
         fields.positive("imbalance", self.imbalance)
         if self.imbalance < 1:
             raise ConfigError(f"imbalance {self.imbalance} is less than an even share, 1")
         if self.gpu is not None:
             fields.text("gpu", self.gpu)
             gpu(self.gpu)
+
+    def recomputing(self, *words: str) -> "Run":
+        """The same run with another recomputation.
+
+        >>> Run(seq_length=2048).recomputing("full").recompute
+        ('full',)
+        """
+        return replace(self, recompute=words, recompute_method=None, recompute_layers=None)
+
+    def _method(self, chosen: Policy) -> None:
+        """Refuse a number of layers that nothing counts."""
+        if self.recompute_method is not None:
+            fields.word("recompute_method", self.recompute_method, METHODS)
+        if self.recompute_layers is not None and self.recompute_layers != 0:
+            fields.whole("recompute_layers", self.recompute_layers, 100_000)
+        given = self.recompute_method is not None or self.recompute_layers is not None
+        if given and chosen != POLICIES["full"]:
+            raise ConfigError("a method or number of recomputed layers needs recompute full")
 
     @property
     def policy(self) -> Policy:
@@ -69,7 +93,7 @@ class Run:
         >>> Run(seq_length=2048, recompute=("selective",)).policy.regions
         frozenset({'core_attention'})
         """
-        return policy(self.recompute)
+        return POLICIES["none"] if self.recompute_layers == 0 else policy(self.recompute)
 
     @property
     def activation_bytes(self) -> int:

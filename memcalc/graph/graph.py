@@ -137,6 +137,7 @@ class Graph:
     Attributes:
         mesh: The ranks that share the pass.
         dtype_bytes: Bytes of an element of an activation, where an operation does not differ.
+        linear_bytes: Bytes in which linears keep an element of their input; None is as it is.
         ops: The operations so far.
         shared: Inputs that are kept once for many such graphs, and so in none of them.
 
@@ -147,9 +148,10 @@ class Graph:
     Tensor(x: s h, 64 bytes)
     """
 
-    def __init__(self, mesh: Mesh, dtype_bytes: int = 2) -> None:
+    def __init__(self, mesh: Mesh, dtype_bytes: int = 2, linear_bytes: int | None = None) -> None:
         self.mesh = mesh
         self.dtype_bytes = dtype_bytes
+        self.linear_bytes = linear_bytes
         self.ops: list[Op] = []
         self.shared: set[Tensor] = set()
         self._regions: tuple[Region, ...] = ()

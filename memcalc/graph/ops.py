@@ -21,6 +21,8 @@ MEGATRON_CE = "Megatron-core tensor_parallel/cross_entropy.py: save_for_backward
 MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
 HF_BIAS = "transformers integrations/sdpa_attention.py: create_position_bias_mask"
 HF_T5 = "transformers models/t5/modeling_t5.py: T5LayerNorm"
+HF_GPT_OSS = "transformers models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate"
+HF_COHERE = "transformers models/cohere/modeling_cohere.py: CohereLayerNorm"
 HF_EXPERTS = "transformers integrations/moe.py: grouped_mm_experts_forward"
 MEGATRON_ROUTER = (
     "Megatron-core transformer/moe/router.py, moe_utils.py: topk_routing_with_score_function"
@@ -74,9 +76,10 @@ def linear(
     weights = [] if shared else [Weight(f"{name}.weight", (out, *features))]
     if bias:
         weights.append(Weight(f"{name}.bias", (out,)))
-    save = Save(x, "input: the weight's gradient needs it", KORTHIKANTI)
+    save = Save(_quantised(g, x), "input: the weight's gradient needs it", KORTHIKANTI)
     if x.kept_as is not None:
-        save = Save(x.kept_as, "input's shard: backward gathers it again", KORTHIKANTI_SP)
+        shard = _quantised(g, x.kept_as)
+        save = Save(shard, "input's shard: backward gathers it again", KORTHIKANTI_SP)
     if packed:
         whole = Tensor("+".join(outputs), (*tokens, out), g.dtype_bytes)
         for tensor in made:
@@ -229,12 +232,25 @@ def relative_bias(g: Graph, name: str, q: Tensor, keys: Axis, causal: bool) -> l
 
 
 def sink(g: Graph, name: str, x: Tensor) -> Tensor:
-    """Scores (b, a, s, s) -> (b, a, s, s+1): each head's own logit beside them. Saves nothing."""
+    """Scores (b, a, s, s) -> (b, a, s, s+1): each head's own logit beside them.
+
+    Saves of each row which is the largest (int64), that it is less by, so as not to overflow.
+    """
     *rows, keys = x.axes
     one_more = keys._replace(letter=f"({keys.letter}+1)", size=keys.size + 1, local=keys.local + 1)
     out = Tensor(f"{name}_output", (*rows, one_more), x.dtype_bytes)
     weights = (Weight(f"{name}.weight", (x.axes[1],)),)
-    g.record(name, "sink", (x,), (out,), weights=weights)
+    largest = Tensor(f"{name}_largest", tuple(rows), 8)
+    reason = "which of a row is the largest, int64: its gradient goes there"
+    saves = (Save(largest, reason, TORCH_CHAIN, small=True),)
+    g.record(name, "sink", (x,), (out,), saves=saves, weights=weights)
+    return out
+
+
+def without_sink(g: Graph, name: str, x: Tensor, keys: Axis) -> Tensor:
+    """Probabilities (b, a, s, s+1) -> (b, a, s, s), a view of them. Saves nothing."""
+    out = Tensor(f"{name}_output", (*x.axes[:-1], keys), x.dtype_bytes, kept_as=x)
+    g.record(name, "without_sink", (x,), (out,))
     return out
 
 
@@ -335,6 +351,44 @@ def gelu_chain(g: Graph, name: str, x: Tensor) -> Tensor:
     return out
 
 
+def gelu_fast_chain(g: Graph, name: str, x: Tensor) -> Tensor:
+    """GeLU's tanh form as 0.5x * (1 + tanh(cx * (1 + c'x * x))), operation by operation.
+
+    Saves both factors of its three products, of which one is x, and the tanh.
+    """
+    cubic, scaled, rest, inner, half, factor = (
+        Tensor(f"{name}_{part}", x.axes, x.dtype_bytes)
+        for part in ("cubic", "scaled", "rest", "tanh", "half", "factor")
+    )
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    reason = "factor: the other factor's gradient needs it"
+    saves = [Save(each, reason, TORCH_CHAIN) for each in (x, cubic, scaled, rest, half, factor)]
+    saves.append(Save(inner, "tanh: its gradient is a function of it", TORCH_CHAIN))
+    g.record(name, "gelu_fast_chain", (x,), (out,), saves=saves)
+    return out
+
+
+def clamped_swiglu(g: Graph, name: str, gate: Tensor, up: Tensor) -> Tensor:
+    """(up + 1) * gate * sigmoid(c gate) of a clamped gate and up (..., f), operation by operation.
+
+    Saves gate and up for their clamps, and both factors of its two products: the clamped gate and
+    its sigmoid, and of up and gate what comes of them.
+    """
+    clamped, sigmoid, gated, raised = (
+        Tensor(f"{name}_{part}", gate.axes, gate.dtype_bytes)
+        for part in ("clamped", "sigmoid", "gated", "raised")
+    )
+    out = Tensor(f"{name}_output", gate.axes, gate.dtype_bytes)
+    saves = [
+        Save(each, "input: a clamp lets its gradient through or not", HF_GPT_OSS)
+        for each in (gate, up)
+    ]
+    reason = "factor: the other factor's gradient needs it"
+    saves += [Save(each, reason, HF_GPT_OSS) for each in (clamped, sigmoid, gated, raised)]
+    g.record(name, "clamped_swiglu", (gate, up), (out,), saves=saves)
+    return out
+
+
 def halves(g: Graph, name: str, packed: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
     """(..., 2f) -> gate and up (..., f), which are views of it. Saves nothing."""
     axes = (*packed.axes[:-1], axis)
@@ -382,6 +436,34 @@ def layer_norm(
     return out
 
 
+def layer_norm_chain(g: Graph, name: str, x: Tensor, bias: bool = True) -> Tensor:
+    """LayerNorm operation by operation, in fp32, as Hugging Face's Command-R does it.
+
+    Saves the centred input twice (for its variance, and as a factor), the reciprocal deviation of
+    each row, the normalised input, and a copy in fp32 of the weight that scales it.
+    """
+    deviation, centred, normal = (
+        Tensor(f"{name}_{part}_fp32", x.axes, 4) for part in ("deviation", "centred", "normalised")
+    )
+    rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    weights = [Weight(f"{name}.weight", x.axes[-1:])]
+    if bias:
+        weights.append(Weight(f"{name}.bias", x.axes[-1:]))
+    reason = "factor, fp32: the other factor's gradient needs it"
+    saves = [
+        Save(deviation, "centred input, fp32: its square's gradient needs it", HF_COHERE),
+        Save(centred, reason, HF_COHERE),
+        Save(rstd, "reciprocal deviation of each row, fp32", HF_COHERE, small=True),
+        Save(normal, reason, HF_COHERE),
+    ]
+    if x.dtype_bytes != 4:
+        scale_ = Tensor(f"{name}_scale", x.axes[-1:], 4)
+        saves.append(Save(scale_, "fp32 copy of the weight: a factor", HF_COHERE, small=True))
+    g.record(name, "layer_norm_chain", (x,), (out,), saves=saves, weights=weights)
+    return out
+
+
 def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
     """RMSNorm in one kernel. Saves its input, and the fp32 reciprocal norm of each row."""
     rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
@@ -400,11 +482,12 @@ def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
     return out
 
 
-def rms_norm_chain(g: Graph, name: str, x: Tensor, scale_fp32: bool = False) -> Tensor:
+def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tensor:
     """RMSNorm operation by operation, in fp32, as Hugging Face's Llama does it.
 
     Saves the input in fp32, the reciprocal norm, and the normalised input that the weight scales:
-    cast to the activations' type before, or as Gemma has it in fp32, by 1 + weight, which is kept.
+    cast to the activations' type before, or in fp32, and then as Gemma has it by 1 + weight, which
+    is kept. ``scaled`` is a word of ``memcalc.config.model.NORM_SCALES``.
     """
     wide = cast(g, f"{name}_fp32", x, 4)
     rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
@@ -419,10 +502,10 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor, scale_fp32: bool = False) -> 
             Save(rstd, "reciprocal norm of each row, fp32", TORCH_CHAIN, small=True),
         ),
     )
-    narrow = normal if scale_fp32 else cast(g, f"{name}_normalised", normal, x.dtype_bytes)
+    narrow = cast(g, f"{name}_normalised", normal, x.dtype_bytes) if scaled == "cast" else normal
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     saves = [Save(narrow, "normalised input: the weight's gradient needs it", TORCH_CHAIN)]
-    if scale_fp32:
+    if scaled == "one_plus":
         scale_ = Tensor(f"{name}_scale", x.axes[-1:], 4)
         saves.append(Save(scale_, "1 + weight, fp32: a factor", TORCH_CHAIN, small=True))
     g.record(
@@ -696,9 +779,10 @@ def router(
 ) -> Tensor:
     """x (s, b, h) -> the weights (s, b, r) of each token's experts.
 
-    A product with the router's weight, a softmax or sigmoid in fp32, and the largest of it. Saves
-    its input, the fp32 scores, and of each token's experts the index (int64); in fp32, copies of
-    its input and weight; where weights are divided by their sum, both of these.
+    A product with the router's weight, a softmax or sigmoid, and the largest of it. Saves its
+    input, the fp32 scores (or those of a token's experts alone), and of each token's experts the
+    index (int64); in fp32, copies of its input and weight; where weights are divided by their sum,
+    both of these.
 
     Args:
         g: The graph.
@@ -712,8 +796,11 @@ def router(
     """
     tokens = x.axes[:-1]
     scores = Tensor(f"{name}_scores", (*tokens, experts), 4)
+    if dtype == "chosen":
+        scores = Tensor(f"{name}_scores", (*tokens, chosen), x.dtype_bytes)
+    narrow = dtype in ("cast", "chosen")
     index = Tensor(f"{name}_index", (*tokens, chosen), 8)
-    out = Tensor(f"{name}_weights", (*tokens, chosen), x.dtype_bytes if dtype == "cast" else 4)
+    out = Tensor(f"{name}_weights", (*tokens, chosen), x.dtype_bytes if narrow else 4)
     axes = (experts, *x.axes[-1:])
     weights = [Weight(f"{name}.weight", axes)]
     if bias:
@@ -721,7 +808,7 @@ def router(
     wide = cast(g, f"{name}_input_fp32", x, 4) if dtype == "fp32" else x
     saves = [
         Save(wide, "input: the weight's gradient needs it", MEGATRON_ROUTER),
-        Save(scores, "fp32 scores: their gradient is a function of them", MEGATRON_ROUTER),
+        Save(scores, "scores: their gradient is a function of them", MEGATRON_ROUTER),
         Save(index, "experts of each token, int64", MEGATRON_ROUTER, small=True),
     ]
     if wide is not x:
@@ -744,16 +831,21 @@ def router(
     return out
 
 
-def dispatch(g: Graph, name: str, x: Tensor, routed: Axis, experts: Axis, sorts: bool) -> Tensor:
+def dispatch(
+    g: Graph, name: str, x: Tensor, routed: Axis, experts: Axis, sorts: bool, bias: bool = False
+) -> Tensor:
     """x (s, b, h) -> (routed tokens, h): a copy for each of a token's experts, on their ranks.
 
     An all-to-all over the experts' ranks, and a gather over their tensor-parallel ranks. Saves the
     place of each copy: where it is sorted by expert, the order, its inverse and the token of each
-    (int64), and where each expert's begin (int32); other implementations' are not counted.
+    (int64), and where each expert's begin (int32), with a bias also the expert of each (int64),
+    for its own; other implementations' are not counted.
     """
     out = Tensor(f"{name}_output", (routed, *x.axes[-1:]), x.dtype_bytes)
     moves = _exchanged(g, out, ("all_gather", "reduce_scatter"))
     places = [Tensor(f"{name}_{what}", (routed,), 8) for what in ("order", "inverse", "token")]
+    if bias:
+        places.append(Tensor(f"{name}_expert", (routed,), 8))
     places.append(Tensor(f"{name}_offsets", (g.mesh.experts(experts),), 4))
     reason = "the place of each routed token: gradients go the same way back"
     saves = [Save(place, reason, HF_EXPERTS, small=True) for place in places]
@@ -780,7 +872,7 @@ def grouped_linear(
         "linear",
         (x,),
         (out,),
-        saves=(Save(x, "input: the weights' gradients need it", KORTHIKANTI),),
+        saves=(Save(_quantised(g, x), "input: the weights' gradients need it", KORTHIKANTI),),
         flops=2 * elements(x.axes) * features.size,
         weights=weights,
     )
@@ -816,6 +908,17 @@ def _exchanged(g: Graph, routed: Tensor, ways: tuple[str, str]) -> list[Move]:
 
 
 # --- helpers -----------------------------------------------------------------------------------
+
+
+def _quantised(g: Graph, x: Tensor) -> Tensor:
+    """A linear's input as it is kept: itself, or a copy of fewer bits.
+
+    Transformer Engine's linears keep one copy in fp8 where they multiply in it (module/linear.py,
+    layernorm_linear.py: save_for_backward of the quantised input).
+    """
+    if g.linear_bytes in (None, x.dtype_bytes):
+        return x
+    return Tensor(f"{x.name}_fp8", x.axes, g.linear_bytes)
 
 
 def _elementwise(g: Graph, name: str, kind: str, x: Tensor) -> Tensor:

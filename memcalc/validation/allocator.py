@@ -36,6 +36,21 @@ def allocated(sizes: Iterable[int], expandable: bool) -> tuple[int, int]:
     return sum(blocks), sum(blocks) + unsplit
 
 
+def unknown(environment: Mapping[str, str]) -> list[str]:
+    """Settings of the allocator under which the rules here are not its own.
+
+    >>> unknown({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+    ['backend:cudaMallocAsync']
+    """
+    options = [
+        option.strip()
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        for option in environment.get(name, "").split(",")
+    ]
+    others = ("roundup_power2_divisions", "backend:cudaMallocAsync")
+    return [option for option in options if option.startswith(others)]
+
+
 def expandable(environment: Mapping[str, str]) -> bool | None:
     """Whether an environment asks for expandable segments; None where it says nothing.
 

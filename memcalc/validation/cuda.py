@@ -16,11 +16,26 @@ def available() -> bool:
 def prepare(rank: int) -> None:
     """Make a rank's GPU the current one, with segments that expand unless somebody said otherwise.
 
-    Under such segments what the allocator counts does not depend on what was allocated before.
+    Under such segments what the allocator counts does not depend on what was allocated before. They
+    are set also where the environment has said so: PyTorch 2.9 does not listen to its
+    PYTORCH_ALLOC_CONF (issue 183387).
     """
-    if expandable(os.environ) is None:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # not before PyTorch 2.10
+    (setter or torch.cuda.memory._set_allocator_settings)(
+        f"expandable_segments:{segments_expand()}"
+    )
+    torch.cuda.set_device(index(rank))
+
+
+def index(rank: int) -> int:
+    """Which of its machine's GPUs a rank has: as torchrun says, else the one of its number."""
+    return int(os.environ.get("LOCAL_RANK", rank))
+
+
+def free() -> int:
+    """Memory that is free on this process's GPU, or that PyTorch holds there and nobody uses."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(index(0))[0]
 
 
 def segments_expand() -> bool:

@@ -6,85 +6,113 @@ fall back to its math form, which keeps other tensors than CUDA's kernel.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from importlib import import_module
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
+from memcalc.blocks.layer import usual_kind
 from memcalc.config import Config, Model, Run
-from memcalc.errors import UsageError
+from memcalc.config.readers import huggingface
+from memcalc.errors import MemcalcError, UsageError
 from memcalc.validation import kernels
+from memcalc.validation.families import FAMILIES, described
 from memcalc.validation.modules import TYPES
 
-# The ledger's operations, and the layers' modules, by the part of the layer that they are.
-_CORE = (
-    *("scores", "scale", "mask", "softmax", "probabilities", "softmax_dropout", "context"),
-    *("query_rotary", "key_rotary", "repeat_key", "repeat_value", "flash_attention"),
+
+class Remaining(NamedTuple):
+    """What of a family's layer the exact ledger does not have.
+
+    Attributes:
+        bytes: How many bytes more the layer keeps; None where there is no such layer.
+        cause: Why.
+    """
+
+    bytes: int | None
+    cause: str
+
+
+_INDICES = Remaining(16, "the two int64 indices by which it takes key and value off one product")
+
+# Of the catalogue's families, under an implementation; all others' layers keep what the ledger has.
+REMAINING: dict[tuple[str, str], Remaining] = {
+    ("falcon", "transformers-eager"): _INDICES,
+    ("falcon", "transformers-sdpa"): _INDICES,
+    ("bloom", "transformers-sdpa"): Remaining(None, "its class supports eager attention alone"),
+    ("gemma2", "transformers-sdpa"): Remaining(None, "sdpa has no soft cap of scores"),
+    ("gpt_oss", "transformers-sdpa"): Remaining(None, "sdpa has no sinks"),
+}
+
+# What a layer does not depend on.
+_BESIDE_LAYERS = (
+    *("name", "source", "layers", "vocab_size", "max_seq_length", "embedding_norm", "final_norm"),
+    *("token_types", "head_transform", "head_bias", "tied_embeddings", "embedding_dropout"),
+    *("final_softcap", "mtp_layers", "window_layers", "moe_layers"),
+    *("image_size", "patch_size", "image_channels", "classes"),
 )
-MODULES = {
-    "llama": {
-        **dict.fromkeys((*_CORE, "qkv", "q_proj", "k_proj", "v_proj"), "self_attn"),
-        **dict.fromkeys(("input_norm", "input_norm_fp32"), "input_layernorm"),
-        **dict.fromkeys(("input_norm_normalise", "input_norm_normalised"), "input_layernorm"),
-        **dict.fromkeys(("mlp_norm", "mlp_norm_fp32"), "post_attention_layernorm"),
-        **dict.fromkeys(("mlp_norm_normalise", "mlp_norm_normalised"), "post_attention_layernorm"),
-        **dict.fromkeys(("fc1", "gate_proj", "up_proj"), "fc1"),
-        **dict.fromkeys(("silu", "gelu", "act_fn"), "act_fn"),
-        **dict.fromkeys(("swiglu", "geglu", "mlp"), "mlp"),
-        **dict.fromkeys(("attention_residual", "layer"), "."),
-    },
-    "gpt2": {
-        **dict.fromkeys((*_CORE, "qkv", "c_attn", "attn_dropout"), "attn"),
-        "input_norm": "ln_1",
-        "mlp_norm": "ln_2",
-        **dict.fromkeys(("fc1", "c_fc"), "c_fc"),
-        **dict.fromkeys(("gelu", "act"), "act"),
-        **dict.fromkeys(("attention_dropout", "resid_dropout"), "resid_dropout"),
-        **dict.fromkeys(("mlp_dropout", "dropout"), "dropout"),
-        **dict.fromkeys(("attention_residual", "layer"), "."),
-    },
-}
-
-
-# The class of each family; Mistral's and Qwen2's layers are Llama's, but for biases. All but the
-# first two have no ledger yet: they can be measured, and not validated.
-LAYERS = {
-    "llama": "LlamaDecoderLayer",
-    "gpt2": "GPT2Block",
-    "mixtral": "MixtralDecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-    "qwen3_moe": "Qwen3MoeDecoderLayer",
-}
 
 
 def family(config: Config) -> str:
-    """``gpt2`` or ``llama``: which of the two families of layers a model is of."""
-    return "gpt2" if config.model.norm == "layernorm" else "llama"
+    """The family whose layer a model has, or whose is the nearest.
+
+    >>> from memcalc.config import load
+    >>> family(load("22b")), family(load("llama-3-8b")), family(load("kimi-k2"))
+    ('gpt2', 'llama', 'deepseek_v3')
+    """
+    found = {name: _differences(name, config) for name in FAMILIES}
+    return min(found, key=lambda name: (len(_that_matter(found[name], config)), len(found[name])))
 
 
 def require(config: Config) -> None:
-    """Refuse a model whose layer is of neither family.
+    """Refuse a model of whose layer no family has one, or not under its implementation.
 
     Raises:
-        UsageError: With what the families' layers have.
+        UsageError: With what the nearest family's layers have.
     """
-    model = config.model
-    kinds = {
-        "gpt2": ("layernorm", "learned", ("gelu", "gelu_new")),
-        "llama": ("rmsnorm", "rotary", ("swiglu", "geglu")),
-    }
-    norm, position, activations = kinds[family(config)]
-    like = model.norm == norm and model.position == position and model.activation in activations
-    if not like or not model.causal or (norm == "layernorm" and model.kv_heads != model.heads):
+    nearest = family(config)
+    different = _that_matter(_differences(nearest, config), config)
+    if different:
+        ours = ", ".join(f"{name} {getattr(config.model, name)}" for name in different)
+        theirs = ", ".join(f"{name} {value}" for name, value in different.items())
         raise UsageError(
-            f"no Hugging Face layer here has {model.norm}, {model.position} positions and "
-            f"{model.activation}: GPT-2's and Llama's do as those models do"
+            f"no Hugging Face layer here has {ours}, and the rest of {config.model.name}; the "
+            f"nearest is {nearest}'s, of {theirs}"
         )
-    if norm == "rmsnorm" and (model.hidden_dropout or model.attention_dropout):
-        raise UsageError("Llama's layers are validated without dropout")
+    if config.model.experts and config.run.precision != "bf16":
+        raise UsageError("Hugging Face's layers of experts are validated in bf16, as grouped_mm is")
+    name = config.run.implementation.name
+    remaining = REMAINING.get((nearest, name))
+    if remaining is not None and remaining.bytes is None:
+        raise UsageError(
+            f"{nearest} has no {name} layer: {remaining.cause}; choose transformers-eager"
+        )
+
+
+def _differences(name: str, config: Config) -> dict[str, Any]:
+    """What a family's layers have otherwise than a model, read back from its config.json."""
+    model, kind = config.model, usual_kind(config.model)
+    content = {"model_type": name, "num_hidden_layers": 1, **described(name, model, kind)}
+    try:
+        theirs = huggingface.read(content, model.name).model
+    except MemcalcError:  # it cannot be said so
+        return dict.fromkeys((each.name for each in fields(Model)), "other sizes")
+    names = [each.name for each in fields(Model) if each.name not in _BESIDE_LAYERS]
+    return {
+        name: getattr(theirs, name)
+        for name in names
+        if getattr(theirs, name) != getattr(model, name)
+    }
+
+
+def _that_matter(different: dict[str, Any], config: Config) -> dict[str, Any]:
+    """What differs, without the softmax that a flash kernel does not keep."""
+    flash = config.run.implementation.attention == "flash"
+    return {name: value for name, value in different.items() if name != "softmax_fp32" or not flash}
 
 
 class HuggingFaceLayer(nn.Module):
@@ -94,32 +122,38 @@ class HuggingFaceLayer(nn.Module):
     tables of positions and the mask, and its output has no logits of the routers.
 
     Args:
-        kind: The family, one of ``LAYERS``.
-        described: The layer's sizes, as the family's config.json names them.
+        kind: The family, one of ``FAMILIES``.
+        content: The layer's sizes, as the family's config.json names them.
         run: The sequence, the precision and the kernels.
+        number: Which of the model's layers it is, counted from 0.
     """
 
-    def __init__(self, kind: str, described: Mapping[str, Any], run: Run) -> None:
+    def __init__(self, kind: str, content: Mapping[str, Any], run: Run, number: int = 0) -> None:
         super().__init__()
         eager = run.implementation.attention == "unfused"
         dtype, s = TYPES[run.precision], run.seq_length
+        config = _configured(kind, content, "eager" if eager else "sdpa")
+        modeling = import_module(type(config).__module__.replace("configuration_", "modeling_"))
         with torch.device("meta"):
-            self.layer = _build(kind, described, "eager" if eager else "sdpa").to(dtype).train()
-            if eager:
-                self.register_buffer("later", torch.zeros(1, 1, s, s, dtype=dtype))
-            else:
-                self.later = None
-            if kind != "gpt2":
-                table = torch.zeros(1, s, self.layer.self_attn.head_dim, dtype=dtype)
-                self.register_buffer("cos", table)
-                self.register_buffer("sin", table.clone())
+            self.layer = _build(getattr(modeling, FAMILIES[kind].layer), config, number)
+            self.layer = self.layer.to(dtype).train()
+            tables = {"later": torch.zeros(1, 1, s, s, dtype=dtype)} if eager else {}
+            tables |= _positions(modeling, config, run, number)
+            for name, table in tables.items():
+                self.register_buffer(name, table)
+        self.takes = signature(self.layer.forward).parameters
         self.kernels = cuda_kernels(run)
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output."""
-        given: dict[str, Any] = {"attention_mask": self.later}
-        if hasattr(self, "cos"):
-            given["position_embeddings"] = (self.cos, self.sin)
+        shared = dict(self.named_buffers(recurse=False))
+        given: dict[str, Any] = {"attention_mask": shared.get("later")}
+        if "alibi" in self.takes:
+            given["alibi"] = shared.get("alibi")
+        if "cos" in shared:
+            given["position_embeddings"] = (shared["cos"], shared["sin"])
+        if "turns" in shared:
+            given["position_embeddings"] = shared["turns"]
         with self.kernels:
             out = self.layer(x, **given)
         first: Tensor = out[0] if isinstance(out, tuple) else out
@@ -127,10 +161,10 @@ class HuggingFaceLayer(nn.Module):
 
 
 def layer_of(config: Config) -> HuggingFaceLayer:
-    """The layer of a config's model, which is of one of the two families with a ledger."""
+    """The layer of a config's model, of the kind that it has most of."""
     kind = family(config)
-    described = _gpt2(config) if kind == "gpt2" else _llama(config.model)
-    return HuggingFaceLayer(kind, described, config.run)
+    content = described(kind, config.model, usual_kind(config.model))
+    return HuggingFaceLayer(kind, content, config.run)
 
 
 def cuda_kernels(run: Run) -> AbstractContextManager[Any]:
@@ -160,39 +194,43 @@ class CudaKernels(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _build(kind: str, described: Mapping[str, Any], attention: str) -> Any:
+def _configured(kind: str, content: Mapping[str, Any], attention: str) -> Any:
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(kind, **described)
+    config = AutoConfig.for_model(kind, **content)
     config._attn_implementation = attention
     # what the loop over experts keeps depends on the routing, which meta does not know
     config._experts_implementation = "grouped_mm"
-    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
-    return getattr(module, LAYERS[kind])(config, 0)
+    return config
 
 
-def _llama(model: Model) -> dict[str, Any]:
-    return {
-        "hidden_size": model.hidden_size,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_size,
-        "intermediate_size": model.ffn_size,
-        "hidden_act": "silu" if model.activation == "swiglu" else "gelu",
-        "attention_bias": model.qkv_bias and model.proj_bias,
-        "attention_dropout": model.attention_dropout,
-        "mlp_bias": model.mlp_bias,
-    }
+def _build(layer: Any, config: Any, number: int) -> Any:
+    """A layer of a class; some classes do not ask for its number."""
+    return layer(config, number) if len(signature(layer).parameters) > 1 else layer(config)
 
 
-def _gpt2(config: Config) -> dict[str, Any]:
-    model = config.model
-    return {
-        "n_embd": model.hidden_size,
-        "n_head": model.heads,
-        "n_inner": model.ffn_size,
-        "activation_function": model.activation,
-        "attn_pdrop": model.attention_dropout,
-        "resid_pdrop": model.hidden_dropout,
-        "n_positions": config.run.seq_length,
-    }
+def _positions(modeling: Any, config: Any, run: Run, number: int) -> dict[str, Tensor]:
+    """The tables of positions, which the whole model makes once for all its layers.
+
+    Cosines and sines (1, s, d) each, or as DeepSeek-V2 has them complex numbers, or ALiBi's
+    slopes (b a, 1, s).
+    """
+    dtype, s = TYPES[run.precision], run.seq_length
+    if getattr(config, "alibi", config.model_type == "bloom"):
+        heads = config.num_attention_heads
+        return {"alibi": torch.zeros(run.micro_batch_size * heads, 1, s, dtype=dtype)}
+    rotary = [each for name, each in vars(modeling).items() if name.endswith("RotaryEmbedding")]
+    if not rotary:
+        return {}
+    made = rotary[0](config)
+    kind = {"layer_type": config.layer_types[number]} if _of_kinds(made) else {}
+    x, places = torch.zeros(1, s, 1, dtype=dtype), torch.arange(s).unsqueeze(0)
+    tables = made(x, places, **kind)
+    if isinstance(tables, Tensor):
+        return {"turns": tables}
+    return dict(zip(("cos", "sin"), tables, strict=True))
+
+
+def _of_kinds(rotary: nn.Module) -> bool:
+    """Whether layers of several kinds have their own positions (Gemma-3)."""
+    return "layer_type" in signature(rotary.forward).parameters

@@ -14,6 +14,8 @@ from torch.autograd import Function
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from memcalc.errors import UsageError
+
 
 def dropout(x: Tensor, probability: float) -> Tensor:
     """Dropout whose mask is a byte an element on every device (F.dropout's is wider off CUDA)."""
@@ -43,11 +45,23 @@ def flash_attention(
 
 
 def native_flash_attention(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
-    """PyTorch's own flash kernel, or an error where it has none for these tensors."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=probability, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
-        )
+    """PyTorch's own flash kernel.
+
+    Raises:
+        UsageError: It has none for these tensors on this device.
+    """
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(
+                q, k, v, dropout_p=probability, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
+            )
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise UsageError(
+            f"PyTorch has no flash kernel on this {q.device.type} for heads of {q.shape[-1]} in "
+            f"{q.dtype}; choose --attention unfused"
+        ) from error
 
 
 class RmsNorm(Function):

@@ -33,6 +33,9 @@ IGNORED_STORAGES: dict[str, tuple[int | None, str]] = {
     "later": (None, "the causal mask: one for the whole model"),
     "cos": (None, "the rotary positions' cosines: one table for the whole model"),
     "sin": (None, "the rotary positions' sines: one table for the whole model"),
+    "turns": (None, "the rotary positions as complex numbers: one table for the whole model"),
+    "alibi": (None, "ALiBi's slopes: one table for the whole model"),
+    "": (8, "an int64 index that a list became, as Falcon takes key and value off one product"),
     "linear_qkv": (4, "Megatron-core's checkpoint keeps the kind of its mask as an int32"),
 }
 
@@ -64,6 +67,7 @@ def tie(
     stored: Sequence[Stored],
     operations: Mapping[str, str] = OPERATIONS,
     modules: Mapping[str, str] = NO_NAMES,
+    known: frozenset[str] = frozenset(),
 ) -> list[Tie]:
     """Every entry and every storage, tied to one another or left over.
 
@@ -73,6 +77,8 @@ def tie(
         stored: What was measured.
         operations: The module that does an operation's work, where it goes by another name.
         modules: What a module is called there, where it is a part of another's work.
+        known: Names that mean the same there and in the ledger: what other ones of them keep is
+            never tied.
     """
     stored = [replace(each, made_by=modules.get(each.made_by, each.made_by)) for each in stored]
     producer: dict[Tensor, str] = {}
@@ -89,11 +95,13 @@ def tie(
         by_module.setdefault(operations.get(made, made), []).append(entry)
     for module in {**by_module, **{each.made_by: None for each in stored}}:
         mine = [each for each in stored if each.made_by == module]
-        ties += _within(module, by_module.get(module, []), mine)
+        ties += _within(module, by_module.get(module, []), mine, known)
     return ties
 
 
-def _within(module: str, entries: list[Entry], stored: list[Stored]) -> list[Tie]:
+def _within(
+    module: str, entries: list[Entry], stored: list[Stored], known: frozenset[str]
+) -> list[Tie]:
     """The ties of what one module made.
 
     Equal bytes kept by the same operations come first, then equal bytes, then sums of entries.
@@ -102,7 +110,7 @@ def _within(module: str, entries: list[Entry], stored: list[Stored]) -> list[Tie
     waiting = sorted(stored, key=lambda each: -each.bytes)
     for find in (_same_keepers, _same_bytes, _same_sum):
         for each in list(waiting):
-            backed = find(each, [e for e in left if _cached(e) or each.saved_by])
+            backed = find(each, [entry for entry in left if _may_be(entry, each, known)])
             for entry in backed:
                 left.remove(entry)
                 ties.append(_tie(entry, module, entry.tensor.bytes, MATCHED))
@@ -121,8 +129,12 @@ def _within(module: str, entries: list[Entry], stored: list[Stored]) -> list[Tie
     return ties + [_tie(entry, module, 0, MISSING) for entry in left]
 
 
-def _cached(entry: Entry) -> bool:
-    return entry.source == SELECTIVE_CHECKPOINT
+def _may_be(entry: Entry, each: Stored, known: frozenset[str]) -> bool:
+    """Whether who keeps an entry and who saved a storage do not speak against each other."""
+    if not each.saved_by:
+        return entry.source == SELECTIVE_CHECKPOINT
+    told = known.issuperset(entry.ops) and known.issuperset(each.saved_by)
+    return not told or not set(entry.ops).isdisjoint(each.saved_by)
 
 
 def _same_keepers(each: Stored, entries: list[Entry]) -> Sequence[Entry]:

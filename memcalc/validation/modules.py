@@ -21,6 +21,7 @@ from memcalc.config import Config
 from memcalc.config.recompute import Policy
 from memcalc.validation import collectives, kernels
 
+ACTIVATIONS = ("gelu", "gelu_new", "silu", "swiglu", "geglu")
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -93,7 +94,7 @@ class RowLinear(nn.Module):
         x = x.flatten(2)
         if x.is_contiguous():
             y = F.linear(x, self.weight)
-        else:  # CUDA's flash kernel lays its output batch first: a product that copies nothing
+        else:  # the CPU's flash kernel lays its output batch first: a product that copies nothing
             y = F.linear(x.transpose(0, 1), self.weight).transpose(0, 1)
         if self.place.t == 1:
             return y
@@ -221,8 +222,11 @@ class Layer(nn.Module):
         """The layer, recomputed in backward where its config says so."""
         return self._region("layer", self._layer, x)
 
-    def _region(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
-        return region(self.policy, name, function, *inputs, early_stop=self.early_stop)
+    def _region(
+        self, name: str, function: Callable[..., Any], *inputs: Tensor, inside: str = ""
+    ) -> Tensor:
+        stop = self.early_stop
+        return region(self.policy, name, function, *inputs, inside=inside, early_stop=stop)
 
     def _layer(self, x: Tensor) -> Tensor:
         y = self._region("norm", self.input_norm, x)
@@ -235,7 +239,7 @@ class Layer(nn.Module):
         if self.rotary:
             q = self.query_rotary(q, self.cos, self.sin)
             k = self.key_rotary(k, self.cos, self.sin)
-        context = self._region("core_attention", self.core, q, k, v)
+        context = self._region("core_attention", self.core, q, k, v, inside="attention")
         out: Tensor = self.attention_dropout(self.proj(context))
         return out
 
@@ -296,15 +300,42 @@ class _Weights:
         return drawn.div_(columns**0.5).to(place.dtype)
 
 
+def lacking(config: Config) -> str:
+    """What of a config the layer here is not written for, or nothing.
+
+    >>> from memcalc.config import load
+    >>> lacking(load("llama-3-8b")), lacking(load("mixtral-8x7b"))
+    ('', 'experts')
+    """
+    model, parallel = config.model, config.parallel
+    there = {
+        "cross-attention": model.encoder_layers is not None,
+        "experts": model.experts is not None,
+        "latent attention": model.latent,
+        f"{model.block} blocks": model.block != "pre_norm",
+        "norms of query and key": model.qk_norm,
+        "attention sinks": model.attention_sinks,
+        "a cap of scores": model.attention_softcap is not None,
+        f"{model.position} positions": model.position not in ("learned", "rotary", "none"),
+        f"activation {model.activation}": model.activation not in ACTIVATIONS,
+        "context parallelism": parallel.cp > 1,
+    }
+    return next((name for name, met in there.items() if met), "")
+
+
 def region(
     policy: Policy,
     name: str,
     function: Callable[..., Any],
     *inputs: Tensor,
+    inside: str = "",
     early_stop: bool = False,
 ) -> Tensor:
-    """A function's value, recomputed in backward if its region is among the policy's."""
-    if name not in policy.regions:
+    """A function's value, recomputed in backward if its region is among the policy's.
+
+    Where the region that it stands inside is among them too, it is made again with that, and once.
+    """
+    if name not in policy.regions or inside in policy.regions:
         result: Tensor = function(*inputs)
         return result
     options: dict[str, Any] = {"use_reentrant": False, "early_stop": early_stop}
@@ -335,7 +366,8 @@ def _caching_products() -> Any:
     """Contexts for a checkpoint that keeps the outputs of products with weights."""
 
     def choose(context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
-        product = operation == torch.ops.aten.mm.default
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)  # without a bias, with
+        product = operation in products
         return CheckpointPolicy.MUST_SAVE if product else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(choose)

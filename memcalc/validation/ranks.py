@@ -3,10 +3,12 @@
 import os
 import pickle
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +20,7 @@ import torch.multiprocessing as mp
 from memcalc.errors import MemcalcError
 
 TIMEOUT_SECONDS = 120
+LONG_SECONDS = 1800  # for what may take long without hanging
 
 Result = TypeVar("Result")
 
@@ -77,10 +80,7 @@ def on_each(
         for process in processes:
             process.start()
         try:
-            return [
-                _answer(rank, process, Path(folder), timeout)
-                for rank, process in enumerate(processes)
-            ]
+            return _answers(processes, Path(folder), timeout)
         finally:
             for process in processes:
                 process.kill()
@@ -113,8 +113,13 @@ def _joined(
         _use_gpu(backend, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     answers: list[Any] = [None] * size
-    dist.all_gather_object(answers, function(dist.get_rank(), *arguments))
-    dist.barrier()
+    try:
+        dist.all_gather_object(answers, function(dist.get_rank(), *arguments))
+        dist.barrier()
+    except MemcalcError:
+        raise
+    except Exception as error:
+        raise RankError(f"rank {os.environ['RANK']} failed: {_shortly(error)}") from error
     dist.destroy_process_group()
     return answers
 
@@ -145,7 +150,7 @@ def _rank(
         dist.barrier()
         dist.destroy_process_group()
     except Exception as error:
-        answer = "failed", f"{error}" or traceback.format_exc(limit=1)
+        answer = "failed", _shortly(error)
     written = Path(folder, f"answer-{rank}.new")
     written.write_bytes(pickle.dumps(answer))
     written.rename(Path(folder, f"answer-{rank}"))
@@ -157,15 +162,44 @@ def _use_gpu(backend: str, index: int) -> None:
         torch.cuda.set_device(index)
 
 
-def _answer(rank: int, process: BaseProcess, folder: Path, timeout: int) -> Any:
-    process.join(timeout)
-    path = folder / f"answer-{rank}"
+def _answers(processes: Sequence[BaseProcess], folder: Path, timeout: int) -> list[Any]:
+    """What every rank answers. The first to fail says why: others then fail for want of it."""
+    deadline = time.monotonic() + timeout
+    waiting, answers = dict(enumerate(processes)), {}
+    while waiting:
+        seconds = max(0.0, deadline - time.monotonic())
+        ended = wait([process.sentinel for process in waiting.values()], seconds)
+        late = [rank for rank in waiting if not _path(folder, rank).exists()]
+        if late and not ended:
+            ranks = ", ".join(map(str, late))
+            raise RankError(f"rank {ranks} did not answer within {timeout} s")
+        ready = [r for r, process in waiting.items() if not ended or process.sentinel in ended]
+        for rank in sorted(ready, key=lambda rank: _written(folder, rank)):
+            answers[rank] = _answer(rank, waiting.pop(rank), folder)
+    return [answers[rank] for rank in range(len(processes))]
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"answer-{rank}"
+
+
+def _written(folder: Path, rank: int) -> int:
+    """When a rank answered; before all others, if it has ended and did not."""
+    path = _path(folder, rank)
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _answer(rank: int, process: BaseProcess, folder: Path) -> Any:
+    path = _path(folder, rank)
     if not path.exists():
-        how = f"did not answer within {timeout} s" if process.is_alive() else "died"
-        code = "" if process.is_alive() else f" (exit code {process.exitcode})"
-        raise RankError(f"rank {rank} {how}{code}")
+        process.join()
+        raise RankError(f"rank {rank} died (exit code {process.exitcode})")
     # this process's own children wrote it, in a folder that only they and it can read
     kind, value = pickle.loads(path.read_bytes())
     if kind == "failed":
-        raise RankError(f"rank {rank} failed: {' '.join(str(value).split())[:300]}")
+        raise RankError(f"rank {rank} failed: {value}")
     return value
+
+
+def _shortly(error: Exception) -> str:
+    return " ".join((f"{error}" or traceback.format_exc(limit=1)).split())[:300]

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parameters import owned
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config, Parallel
 from memcalc.errors import MemcalcError
 from memcalc.units import format_bytes
+from memcalc.validation import cuda
 
 
 class RoomError(MemcalcError, MemoryError):
@@ -52,13 +51,12 @@ def needed_on_cuda(config: Config) -> int:
 
     >>> from memcalc.config import load
     >>> needed_on_cuda(load("22b", tp=1)) // 2**30
-    38
+    37
     """
-    weights: int = owned(layer_graph(config))
-    none = replace(config, run=replace(config.run, recompute=("none",)))
-    states = (
-        4 + 4 * config.run.activation_bytes
-    ) * weights  # drawn whole in fp32, three, gradients
+    weights, width = owned(layer_graph(config)), config.run.activation_bytes
+    none = replace(config, run=config.run.recomputing("none"))
+    # a rank's part of three layers and of gradients; and one weight, that is drawn whole in fp32
+    states: int = 4 * width * weights // config.parallel.tp + (4 + width) * weights // 3
     return states + 3 * layer_bytes(config, "exact") + 2 * layer_bytes(none, "exact")
 
 
@@ -75,8 +73,8 @@ def free_on_cpu() -> int | None:
 
 
 def free_on_cuda() -> int | None:
-    """Memory that is free on the current GPU."""
-    return torch.cuda.mem_get_info()[0]
+    """Memory that is free on this process's GPU."""
+    return cuda.free()
 
 
 NEEDS = {"cpu": needed_on_cpu, "cuda": needed_on_cuda}

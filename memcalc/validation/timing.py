@@ -36,21 +36,26 @@ def timings(config: Config, device: str) -> Report:
         device: ``cuda`` or ``cpu``.
     """
     backend = "nccl" if device == "cuda" else "gloo"
-    answers = ranks.on_each(config.parallel.tp, timed, config, device, backend=backend)
+    answers = ranks.on_each(
+        config.parallel.tp, timed, config, device, backend=backend, timeout=ranks.LONG_SECONDS
+    )
     slowest = [
         (max(forward for forward, _ in row), max(backward for _, backward in row))
         for row in zip(*answers, strict=True)
     ]
     forward_, backward_ = slowest[0]
+    its_model = config.model.name.partition(",")[0] == "22b"
     printed = {row["id"]: row for row in resources.rows("paper/table4.csv")}
     rows = []
     for policy, (forward, backward) in zip(POLICIES, slowest, strict=True):
         both = forward + backward
         overhead = 100 * (both / (forward_ + backward_) - 1)
-        line = f"table4/{TABLE_4.get((policy, config.parallel.sp))}/overhead"
+        row = TABLE_4.get((policy, config.parallel.sp)) if its_model else None
+        line = f"table4/{row}/overhead"
         theirs = float(printed[line]["printed"]) if line in printed else None
         rows.append((policy, forward, backward, both, backward - backward_, overhead, theirs))
-    where = cuda.described() if device == "cuda" else f"the CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads() if config.parallel.tp == 1 else 1
+    where = cuda.described() if device == "cuda" else f"the CPU, threads of a rank: {threads}"
     return Report(
         "validate",
         f"Times of one layer of {setting(config)}",
@@ -87,7 +92,7 @@ def timed(rank: int, config: Config, device: str) -> list[tuple[float, float]]:
     clock = _cuda_clock if device == "cuda" else _clock
     found = []
     for policy in POLICIES:
-        run = replace(config.run, recompute=(policy,))
+        run = config.run.recomputing(policy)
         layer = Layer(replace(config, run=run), place)
         layer.early_stop = True  # PyTorch's default
         x = hidden_state(config, place)

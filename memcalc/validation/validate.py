@@ -1,5 +1,6 @@
 """``validate``: a real PyTorch layer, what it keeps, and the ledger, tensor by tensor."""
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,22 @@ from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import IMPLEMENTATIONS, Config, Implementation
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
-from memcalc.validation import allocator, cuda, dtensor, hugging_face, megatron, ranks, timing
+from memcalc.validation import (
+    allocator,
+    cuda,
+    dtensor,
+    families,
+    hugging_face,
+    megatron,
+    ranks,
+    timing,
+)
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
+from memcalc.validation.modules import TYPES, lacking
 from memcalc.validation.reduced import fewer_ranks, reduced
-from memcalc.validation.room import require_room
-from memcalc.validation.witness import DEPTHS, Finding, observe
+from memcalc.validation.room import RoomError, require_room
+from memcalc.validation.witness import DEPTHS, Counted, Finding, as_on, observe
 
 DEVICES = ("meta", "cpu", "cuda")
 AGAINST = ("own", "megatron", "torch", "transformers")
@@ -37,8 +48,8 @@ def validate(
         config: The model, its parallelism and its run.
         device: ``meta``: full size, CUDA's choices of what is kept, no memory and no kernel;
             ``cpu``: real tensors and kernels, and a process for every rank; ``cuda``: the same at
-            full size, and what the allocator counts. By default ``cuda`` if there is a GPU, else a
-            small layer on ``cpu``, and the whole one on ``meta``.
+            full size, and what the allocator counts. By default ``cuda`` if there is a GPU and the
+            layer is memcalc's own, else a small layer on ``cpu``, and the whole one on ``meta``.
         full_size: On the CPU, the model's own size rather than a small one of its shape.
         against: Whose layer runs: ``own``, that of ``memcalc.validation.modules``;
             ``torch``, one in DTensor's tensor parallelism; ``transformers``, Hugging Face's; or
@@ -69,7 +80,7 @@ def validate(
         return validate(config, "cuda" if cuda.available() else "cpu", full_size, against, time)
     if against == "transformers":
         return validate(config, "meta", full_size, against)
-    if cuda.available():
+    if cuda.available() and against == "own":
         return validate(config, "cuda", full_size, against)
     if ranks.launched():
         return validate(config, "cpu", full_size, against)
@@ -112,6 +123,8 @@ def _device(report: Report) -> str:
 def _timings(config: Config, device: str, full_size: bool, against: str) -> Report:
     if device == "meta" or against != "own":
         raise UsageError("times are of memcalc's own layer, on cuda or on the cpu")
+    if config.run.policy.regions:
+        raise UsageError("every policy has its times: choose no recomputation beside them")
     config = _sized(config, device, full_size, against)
     return timing.timings(config, device)
 
@@ -133,7 +146,15 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
     else:
         config = _sized(config, device, full_size, against)
         backend = "nccl" if device == "cuda" else "gloo"
-        found = ranks.on_each(t, observe, config, device, against, backend=backend)
+        seconds = ranks.LONG_SECONDS if full_size else ranks.TIMEOUT_SECONDS
+        try:
+            found = ranks.on_each(
+                t, observe, config, device, against, backend=backend, timeout=seconds
+            )
+        except torch.OutOfMemoryError as error:
+            raise RoomError(
+                f"the GPU has no memory left: {str(error).partition('.')[0]}"
+            ) from error
     worst = max(range(len(found)), key=lambda rank: found[rank].measured.bytes)
     ties = found[worst].ties
     ledger_bytes = sum(each.ledger_bytes for each in ties)
@@ -160,7 +181,7 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
             *_finding_notes(found, config, device),
             f"ledger {ledger_bytes} bytes, measured {measured_bytes}, difference "
             f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {TORCH}",
-            *_beyond_the_paper(config),
+            *_beyond_the_paper(as_on(config, device)),
             *notes(config, "exact"),
         ),
         tuple(line for rank, each in enumerate(found) for line in _failures(rank, each)),
@@ -180,7 +201,7 @@ def _backend_notes(config: Config, device: str) -> tuple[str, ...]:
 def _layer_notes(config: Config, device: str, against: str) -> tuple[str, ...]:
     """Whose layer ran, and what stood in for kernels."""
     if against == "transformers":
-        built = hugging_face.LAYERS[hugging_face.family(config)]
+        built = families.FAMILIES[hugging_face.family(config)].layer
         return (f"layer: transformers' own {built}; stand-ins for CUDA's dropout and flash kernel",)
     if against == "megatron":
         return (
@@ -240,7 +261,7 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
         whole, stopped = first.recomputed.measured
         lines.append(
             f"recomputation adds {whole} FLOPs on a rank by PyTorch's counter, {stopped} with its "
-            "checkpoint's default early stop; the ledger has the same"
+            f"checkpoint's default early stop; {_likewise(first.recomputed)}"
         )
     taken = first.measured.allocated_bytes
     if taken is not None:
@@ -252,10 +273,20 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
         )
     if first.allocator_peaks:
         lines.append(
-            f"by the allocator the peak grows by {_slope(first.allocator_peaks)} bytes a layer; "
-            f"{_rest(first.allocator_peaks)} bytes come and go besides"
+            f"by the allocator the peak grows by {_slope(first.allocator_peaks)} bytes a layer, "
+            f"where its rules give {_rounded(first)} for what is kept; "
+            f"{_rest(first.allocator_peaks)} bytes come and go besides (reported, not checked)"
         )
+    if taken is not None and allocator.unknown(os.environ):
+        other = ", ".join(allocator.unknown(os.environ))
+        lines.append(f"warning: {other}: not the allocator whose rules are known; not checked")
     return tuple(lines)
+
+
+def _likewise(counted: Counted) -> str:
+    if counted.measured == counted.ledger:
+        return "the ledger has the same"
+    return f"the ledger has {counted.ledger[0]} and {counted.ledger[1]}"
 
 
 def _beyond_the_paper(config: Config) -> tuple[str, ...]:
@@ -314,8 +345,8 @@ def _require(config: Config, device: str, against: str) -> None:
         UsageError: With what is there.
     """
     kernels, model, t = config.run.implementation, config.model, config.parallel.tp
-    if model.encoder_layers is not None:
-        raise UsageError(f"{model.name} is an encoder-decoder: no layer here has cross-attention")
+    if config.run.precision not in TYPES:
+        raise UsageError(f"{config.run.precision} is not validated: choose from {', '.join(TYPES)}")
     if device == "cuda":
         if against != "own":
             raise UsageError("on cuda, memcalc's own layer is validated")
@@ -324,10 +355,13 @@ def _require(config: Config, device: str, against: str) -> None:
         if not ranks.launched() and torch.cuda.device_count() < t:
             raise UsageError(
                 f"tensor parallel {t} needs {t} GPUs, where there are {torch.cuda.device_count()}; "
-                "over several machines, start it with torchrun"
+                "choose --tp or --device meta, or start it with torchrun over several machines"
             )
         if kernels.attention == "flash" and config.run.precision == "fp32":
             raise UsageError("CUDA's flash kernel takes bf16 and fp16; choose --attention unfused")
+    lacks = "" if against == "transformers" else lacking(config)
+    if lacks:
+        raise UsageError(f"no layer here has {lacks}; --against transformers may")
     if against == "megatron":
         megatron.require(config)
     if against == "torch":
@@ -353,6 +387,10 @@ def _slope(peaks: tuple[int, ...]) -> int:
 
 def _rest(peaks: tuple[int, ...]) -> int:
     return peaks[0] - DEPTHS[0] * _slope(peaks)
+
+
+def _rounded(found: Finding) -> int:
+    return sum(allocator.rounded(each.bytes) for each in found.measured.stored if each.made_by)
 
 
 def _allocated(found: Finding) -> tuple[int, int]:
@@ -382,7 +420,7 @@ def _failures(rank: int, found: Finding) -> list[str]:
             f"{counted.ledger[1]}"
         )
     taken = found.measured.allocated_bytes
-    if taken is not None:
+    if taken is not None and not allocator.unknown(os.environ):
         least, most = _allocated(found)
         if not least <= taken <= most:
             lines.append(

@@ -13,7 +13,7 @@ from memcalc.analysis.activations import counted, kept, total
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph
-from memcalc.validation import cuda, dtensor, hugging_face, match, megatron
+from memcalc.validation import cuda, dtensor, families, hugging_face, match, megatron
 from memcalc.validation.gradients import gradient_error
 from memcalc.validation.match import Tie, tie
 from memcalc.validation.measure import Measured, measure, peak_bytes
@@ -66,9 +66,11 @@ def observe(rank: int, config: Config, device: str, against: str = "own") -> Fin
     entries = counted(kept(graph, config.run.policy), "exact")
     place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
     measured, operations, modules = LAYERS[against](config, place)
-    ties = tie(graph, entries, measured.stored, operations, modules)
+    # the own layer's modules are named as the ledger's operations
+    known = frozenset(op.name for op in graph.ops) if against == "own" else frozenset()
+    ties = tie(graph, entries, measured.stored, operations, modules, known)
     finding = Finding(ties, measured, total(entries))
-    if device == "cpu" and against in BUILT:
+    if device == "cpu" and parallel.tp > 1 and against in BUILT:
         finding = finding._replace(gradient_error=gradient_error(rank, config, BUILT[against]))
     if against != "own":
         return finding
@@ -120,7 +122,7 @@ def _megatron(config: Config, place: Place) -> Found:
 
 def _transformers(config: Config, place: Place) -> Found:
     x = hidden_state(config, place).transpose(0, 1).contiguous()
-    names = hugging_face.MODULES[hugging_face.family(config)]
+    names = families.parts(hugging_face.family(config))
     return measure(hugging_face.layer_of(config), x), names, names
 
 
@@ -162,7 +164,7 @@ def _recomputed(graph: Graph, config: Config, place: Place) -> Counted | None:
     run, t = config.run, place.t
     if not run.policy.regions or config.model.kv_heads < t:
         return None
-    without = replace(config, run=replace(run, recompute=("none",)))
+    without = replace(config, run=run.recomputing("none"))
     base = _backward_flops(Layer(without, place), config, place)
     measured, ledger = [], []
     for early_stop in (False, True):

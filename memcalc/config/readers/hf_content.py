@@ -47,12 +47,12 @@ PLAIN = {
     "gelu_pytorch_tanh": "gelu",
     "gelu_new": "gelu_new",
     "gelu_python_tanh": "gelu_new",
+    "gelu_fast": "gelu_fast",
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
     "relu2": "squared_relu",
 }
-PLAIN_OR_FAST = {**PLAIN, "gelu_fast": "gelu_new"}
 T5 = {
     "relu": "relu",
     "gelu": "gelu",
@@ -151,11 +151,6 @@ class Content:
         if len(set(words.values())) > 1:
             pairs = " and ".join(f"{key} {said[key]}" for key in words)
             raise ConfigError(f"{pairs} contradict each other")
-        if "gelu_fast" in said.values() and known is PLAIN_OR_FAST:
-            self.unmodelled.append(
-                "gelu_fast is counted as gelu_new: where it is not one kernel, it keeps three "
-                "tensors of the MLP's width more"
-            )
         return next(iter(words.values()), known[default])
 
     def word(self, key: str, known: Mapping[str, str], default: str) -> str:

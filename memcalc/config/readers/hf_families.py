@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.readers.hf_content import GATED, PLAIN, PLAIN_OR_FAST, T5, Content
+from memcalc.config.readers.hf_content import GATED, PLAIN, T5, Content
 from memcalc.config.readers.hf_layers import (
     flag,
     gpt_neo_windows,
@@ -70,7 +70,7 @@ def _gpt_neox(said: Content) -> Facts:
     return {
         "norm": "layernorm",
         "block": "parallel_two_norms" if parallel else "pre_norm",
-        "activation": said.activation(PLAIN_OR_FAST, "gelu"),
+        "activation": said.activation(PLAIN, "gelu"),
         "position": "rotary",
         "packed_qkv": True,
         "qkv_bias": bias,
@@ -136,7 +136,8 @@ def _falcon(said: Content) -> Facts:
         "block": ("parallel_two_norms" if two else "parallel") if parallel else "pre_norm",
         "activation": said.activation(PLAIN, "gelu"),
         "position": "alibi" if flag(said, "alibi", False) else "rotary",
-        "packed_qkv": True,
+        "packed_qkv": not (new or one),
+        "repeated_kv": new,
         "qkv_bias": bias,
         "proj_bias": bias,
         "mlp_bias": bias,
@@ -313,6 +314,7 @@ def _cohere(said: Content) -> Facts:
         **({"max_seq_length": longest} if longest is not None else {}),
         "norm": "layernorm",
         "norm_bias": False,
+        "norm_scale": "fp32",
         "block": "parallel",
         "qk_norm": said.get("use_qk_norm", False),
         "tied_embeddings": said.get("tie_word_embeddings", True),
@@ -323,7 +325,7 @@ def _gemma(said: Content) -> Facts:
     both_ways = flag(said, "use_bidirectional_attention", False)
     return {
         **_llama(said),
-        "norm_scale_fp32": True,
+        "norm_scale": "one_plus",
         "activation": said.activation(GATED, "gelu_pytorch_tanh"),
         "causal": not both_ways,
         "tied_embeddings": said.get("tie_word_embeddings", True),
@@ -381,21 +383,19 @@ def _qwen3_moe(said: Content) -> Facts:
 
 
 def _gpt_oss(said: Content) -> Facts:
-    said.unmodelled.append(
-        "the clamps of the experts' gates are not modelled: where the gate is not one kernel, "
-        "they keep more than counted"
-    )
     bias = said.get("attention_bias", True)
     return {
         **_llama(said),
         "qkv_bias": bias,
         "proj_bias": bias,
         "mlp_bias": True,
+        "norm_scale": "fp32",
+        "activation": "clamped_swiglu",
         "softmax_fp32": False,
         "attention_sinks": True,
         **_experts(said, said.fact("ffn_size")),
         "router_bias": True,
-        "router_dtype": "cast",
+        "router_dtype": "chosen",
         **windows(said, every=2),
     }
 

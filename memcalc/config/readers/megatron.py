@@ -305,8 +305,7 @@ def _source(
         model = _model(said, name, settings["tp"] or 1, programs)
     layers = model.layers if model else None
     settings["vpp"] = said.run(_chunks, said, layers, settings["pp"] or 1)
-    chunks = (settings["pp"] or 1) * (settings["vpp"] or 1)
-    settings["recompute"] = said.run(_recompute, said, layers and -(-layers // max(1, chunks)))
+    settings |= said.run(_recompute, said) or {}
     _tell(said)
     known = {key: value for key, value in settings.items() if value is not None}
     lines = tuple(said.assumed), tuple(said.unmodelled)
@@ -359,6 +358,8 @@ def _run(said: _Arguments) -> dict[str, Any]:
     if "rampup-batch-size" in said.words:
         said.assumed.append("the global batch size that its ramp-up ends with")
     precision = next((name for name in ("bf16", "fp16") if said.flag(name)), None)
+    if said.text("fp8-format"):
+        precision = "fp8"
     if precision is None and "micro-batch-size" in said.words:
         precision = said.defaulted(None, "fp32", "precision")
     implementation = said.run(said.word, "transformer-impl", IMPLEMENTATIONS)
@@ -397,8 +398,8 @@ def _chunks(said: _Arguments, layers: int | None, stages: int) -> int | None:
     return layers // (each * stages)
 
 
-def _recompute(said: _Arguments, layers: int | None) -> str | None:
-    """The words for what is recomputed; ``layers`` are those of one model chunk."""
+def _recompute(said: _Arguments) -> dict[str, Any]:
+    """The settings of what is recomputed."""
     granularity = said.text("recompute-granularity")
     if said.flag("recompute-activations") or said.flag("moe-layer-recompute"):
         granularity = "selective"
@@ -407,9 +408,9 @@ def _recompute(said: _Arguments, layers: int | None) -> str | None:
     ):
         granularity = "full"
     if granularity in (None, "none"):
-        return None
+        return {}
     if granularity == "full":
-        return _full(said, layers)
+        return _full(said)
     if granularity != "selective":
         raise InputError(
             f"--recompute-granularity {granularity[:40]!r} is unknown; "
@@ -417,26 +418,20 @@ def _recompute(said: _Arguments, layers: int | None) -> str | None:
         )
     modules = said.several("recompute-modules")
     modules += ["moe"] * (said.flag("moe-layer-recompute") and "moe" not in modules)
-    return _selective(said, modules or ["core_attn"])
+    words = _selective(said, modules or ["core_attn"])
+    return {"recompute": words} if words else {}
 
 
-def _full(said: _Arguments, layers: int | None) -> str:
+def _full(said: _Arguments) -> dict[str, Any]:
     number = said.count("recompute-num-layers")
     method = said.text("recompute-method")
-    if number == 0:
-        said.unmodelled.append("full recomputation of --recompute-num-layers 0 recomputes nothing")
-        return "none"
-    if number is not None and method == "block" and layers is not None and number < layers:
-        said.unmodelled.append(
-            f"--recompute-method block recomputes {number} of a chunk's {layers} layers; more is "
-            "kept than counted, which is as if it were all of them"
-        )
-    elif number is not None and method == "uniform" and number > 1:
-        said.unmodelled.append(
-            f"--recompute-method uniform keeps one input for {number} layers; less is kept than "
-            "counted, which is one for each"
-        )
-    return "full"
+    settings: dict[str, Any] = {"recompute": "full"}
+    if number is not None:
+        settings["recompute_layers"] = number
+    if method is not None:
+        fields.word("--recompute-method", method, recompute.METHODS)
+        settings["recompute_method"] = method
+    return settings
 
 
 def _selective(said: _Arguments, modules: Iterable[str]) -> str | None:

@@ -19,7 +19,6 @@ UNMODELLED = {
     "external-cuda-graph": "more than counted: graphs hold buffers of their own",
     "fine-grained-activation-offloading": "less is kept on the GPU than counted",
     "fp4-format": "less than counted: linears keep their inputs in 4 bits",
-    "fp8-format": "less than counted: linears keep their inputs in 8 bits",
     "fp32-residual-connection": "more than counted: the residual stream is kept in fp32",
     "heterogeneous-layers-config-encoded-json": "layers are counted as all alike",
     "heterogeneous-layers-config-path": "layers are counted as all alike",

@@ -1,0 +1,153 @@
+"""Every family of the catalogue: transformers' own layers, built from their public configs."""
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from memcalc.analysis import flops
+from memcalc.analysis.activations import total
+from memcalc.analysis.layers import layer_entries
+from memcalc.blocks.layer import kind_of, kinds, layer_graph
+from memcalc.config import load
+from memcalc.errors import UsageError
+from memcalc.validation.families import FAMILIES
+from memcalc.validation.hugging_face import REMAINING, HuggingFaceLayer, family
+from memcalc.validation.match import IGNORED_STORAGES
+from memcalc.validation.measure import measure
+from memcalc.validation.validate import validate
+
+CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
+EAGER, SDPA = "transformers-eager", "transformers-sdpa"
+# T5's layers have two inputs, and tests of their own: test_stacks
+NAMES = [name for name in CONFIGS if name != "t5-11b"]
+S, B = 64, 2
+SHARED = IGNORED_STORAGES.keys() - {""}  # tables that the whole model has once
+
+
+def public(name):
+    """The family of a public config, and what it says of its language model."""
+    content = dict(CONFIGS[name].get("text_config", CONFIGS[name]))
+    for key in ("architectures", "quantization_config"):
+        content.pop(key, None)
+    # Kimi-K2 says in its config that its code is DeepSeek-V3's
+    return content.pop("model_type").replace("kimi_k2", "deepseek_v3"), content
+
+
+def supports_sdpa(name):
+    """Whether transformers' class of a family takes attn_implementation='sdpa'."""
+    module = name.removesuffix("_text")
+    modeling = import_module(f"transformers.models.{module}.modeling_{module}")
+    classes = [each for each in vars(modeling).values() if isinstance(each, type)]
+    return any(vars(each).get("_supports_sdpa") for each in classes)
+
+
+def layers(name, implementation):
+    """A layer of each kind of a catalogue's model, with its config and its input."""
+    config = load(name, seq_length=S, micro_batch_size=B, implementation=implementation)
+    model, (of, content) = config.model, public(name)
+    for kind in kinds(model):
+        number = [kind_of(model, each) for each in range(model.layers)].index(kind)
+        layer = HuggingFaceLayer(of, content, config.run, number)
+        shape = (B, S, model.hidden_size)
+        x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        yield config, kind, layer, x
+
+
+@pytest.mark.parametrize("implementation", [EAGER, SDPA])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_keeps_what_the_exact_ledger_has_and_what_is_said_to_remain(name, implementation):
+    remaining = REMAINING.get((public(name)[0], implementation))
+    if remaining is not None and remaining.bytes is None:
+        return
+    for config, kind, layer, x in layers(name, implementation):
+        measured = measure(layer, x)
+        assert measured.agrees
+        kept = sum(each.bytes for each in measured.stored if each.made_by not in SHARED)
+        ledger = total(layer_entries(config, "exact", kind=kind))
+        assert kept - ledger == (remaining.bytes if remaining else 0), kind
+
+
+def test_what_is_said_not_to_be_there_is_what_transformers_does_not_support():
+    without = {of for (of, _), remaining in REMAINING.items() if remaining.bytes is None}
+    assert without == {of for of in FAMILIES if not supports_sdpa(of)}
+    assert {implementation for _, implementation in REMAINING} <= {EAGER, SDPA}
+    assert {of for of, _ in REMAINING} <= FAMILIES.keys()
+
+
+def grouped_mm(x, weight, *args, out_shape=None, **kwargs):
+    """PyTorch's counter has no formula for it: each token goes through one expert's weight."""
+    return 2 * x[0] * x[1] * weight[-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_unfused_layers_flops_are_those_of_pytorchs_counter(name):
+    """Of all s x s scores, causal or not, windowed or not, and of each token's own experts."""
+    for config, kind, layer, x in layers(name, EAGER):
+        known = {torch.ops.aten._grouped_mm: grouped_mm}
+        with FlopCounterMode(display=False, custom_mapping=known) as counter:
+            layer(x)
+        assert counter.get_total_flops() == flops.forward(layer_graph(config, kind=kind)), kind
+
+
+@pytest.mark.parametrize("implementation", [EAGER, SDPA])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_is_validated_tensor_by_tensor(name, implementation):
+    """From the facts of the catalogue's model alone: which family it is of is found from them."""
+    for batch, dropout in ((1, 0.0), (2, None)):
+        config = load(
+            name,
+            seq_length=S,
+            micro_batch_size=batch,
+            dropout=dropout,
+            implementation=implementation,
+        )
+        remaining = REMAINING.get((family(config), implementation))
+        if remaining is not None and remaining.bytes is None:
+            with pytest.raises(UsageError, match=f"{remaining.cause}; choose transformers-eager"):
+                validate(config, "meta")
+        else:
+            assert validate(config, "meta").failures == ()
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "command-r", "gemma-2-9b", "phi-2", "qwen3-8b"])
+def test_in_fp32_a_cast_copies_nothing(name):
+    config = load(name, seq_length=S, precision="fp32", implementation=EAGER)
+    assert validate(config, "meta").failures == ()
+
+
+def test_experts_are_validated_in_bf16():
+    config = load("mixtral-8x7b", seq_length=S, precision="fp16", implementation=SDPA)
+    with pytest.raises(UsageError, match="layers of experts are validated in bf16"):
+        validate(config, "meta")
+
+
+def test_a_models_family_is_found_from_its_facts():
+    found = {name: family(load(name, implementation=EAGER)) for name in NAMES}
+    # without a window, and with as many biases, Mistral's layer is Llama's
+    assert found.pop("mistral-7b") == "llama"
+    assert found == {name: public(name)[0] for name in found}
+    assert {*found.values(), "mistral"} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("gpt2", {"position": "rotary"}, "position rotary"),
+        ("gpt2", {"kv_heads": 4}, "kv_heads 4"),
+        ("llama-3-8b", {"causal": False}, "causal False"),
+        ("llama-3-8b", {"hidden_dropout": 0.1}, "hidden_dropout 0.1"),
+        ("qwen3-30b-a3b", {"router": "sigmoid"}, "router sigmoid"),
+        ("deepseek-v3", {"attention_sinks": True}, "attention_sinks True"),
+        ("t5-11b", {}, "encoder_layers 24"),
+    ],
+)
+def test_a_layer_of_no_family_is_refused_with_what_the_nearest_has(name, change, words):
+    config = load(name, implementation=EAGER)
+    changed = replace(config, model=replace(config.model, **change))
+    with pytest.raises(UsageError, match=f"no Hugging Face layer here has .*{words}.*the nearest"):
+        validate(changed, "meta")
