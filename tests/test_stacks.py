@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import memcalc as library
 from memcalc import resources, symbols
 from memcalc.analysis import activations, flops
-from memcalc.analysis.layers import layer_bytes
+from memcalc.analysis.layers import layer_bytes, layer_entries
 from memcalc.analysis.parameters import owned, parameters
 from memcalc.analysis.stages import chunks, stage
 from memcalc.blocks.embedding import embedding_graph
@@ -265,6 +265,19 @@ class TestWholeT5:
         (source,) = graph.shared
         entries = activations.kept(graph, config.run.policy)
         assert source not in [entry.tensor for entry in entries]
+
+    def test_a_region_in_one_attention_is_not_in_the_other(self):
+        """Core attention stands in both: recomputing one of these leaves the other's to it."""
+
+        def kept(name, words):
+            config = load(name, recompute=words, attention="unfused")
+            return {entry.tensor.name for entry in layer_entries(config, "exact", kind=last[name])}
+
+        last = {"t5-11b": DECODER, "22b": DENSE}
+        both = kept("t5-11b", "attention,selective")
+        assert both == kept("t5-11b", "attention") & kept("t5-11b", "selective")
+        assert "cross_softmax_output" in kept("t5-11b", "attention") - both
+        assert kept("22b", "cross_attention,selective") == kept("22b", "selective")
 
     def test_gathered_copies_of_it_are_each_layers_own(self):
         """Where the gathered input of a linear is kept, each layer gathers the source again."""

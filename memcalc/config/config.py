@@ -120,10 +120,6 @@ class Config:
             lines.append(
                 "Hugging Face's layers split over ranks were never measured: counted as torch's"
             )
-        if kernels.name.startswith("transformers-") and not self.model.norm_bias:
-            lines.append(
-                "Hugging Face's norm without a bias, a chain in fp32, keeps more than counted"
-            )
         lines += self._stacks_warnings()
         if kernels.name == "megatron-local" and self.model.position == "rotary":
             lines += self._packed_value()

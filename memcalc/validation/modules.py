@@ -163,8 +163,8 @@ class FlashCore(nn.Module):
 
         def attend(*qkv: Tensor) -> Tensor:
             q, k, v = (x.permute(1, 2, 0, 3) for x in qkv)
-            dropout = config.model.attention_dropout
-            out = kernels.flash_attention(q, k, v, rng_bytes, "sb", dropout)
+            dropout, causal = config.model.attention_dropout, config.model.causal
+            out = kernels.flash_attention(q, k, v, rng_bytes, "sb", dropout, causal)
             return out.permute(2, 0, 1, 3)
 
         self.flash_attention = Op(attend)
