@@ -187,7 +187,8 @@ def layer_formula(
         config: The model, its parallelism and its run, of which sizes become letters.
         accounting: ``paper`` or ``exact``.
         sizes: What each letter is, instead of ``symbols.symbolic(config)``.
-        kind: The kind of layer, ``dense`` or ``moe``; by default the one that there is most of.
+        kind: The kind of layer, as ``memcalc.blocks.layer.kinds`` names them; by default the one
+            that there is most of.
 
     >>> from memcalc.config import load
     >>> layer_formula(load("175b", sp=True, recompute="selective"))

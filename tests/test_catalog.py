@@ -75,6 +75,9 @@ PUBLISHED = {
     "qwen3-32b": ("32.8B", CARD),
     "qwen3-8b": ("8.2B", CARD),
     "starcoder2-7b": ("7.17B", PAGE),
+    "t5-11b": ("11B", CARD),
+    "vit-base": ("86567656", "torchvision, ViT_B_16_Weights"),
+    "vit-large": ("304326632", "torchvision, ViT_L_16_Weights"),
 }
 
 # What a published number counts and transformers' model does not own, or the other way round.
@@ -98,11 +101,19 @@ BESIDE = {
 }
 
 
+# transformers' class of a model that does not predict the next token.
+TASKS = {
+    "bert": "AutoModelForMaskedLM",
+    "t5": "AutoModelForSeq2SeqLM",
+    "vit": "AutoModelForImageClassification",
+}
+
+
 @functools.cache
 def transformers_parameters(name: str, fewer: int = 0) -> int:
     """Parameters of transformers' model of a public config, with so many layers fewer, on meta."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+    import transformers
 
     config = dict(CONFIGS[name].get("text_config", CONFIGS[name]))
     for key in ("architectures", "quantization_config"):
@@ -110,9 +121,9 @@ def transformers_parameters(name: str, fewer: int = 0) -> int:
     family = config.pop("model_type").replace("kimi_k2", "deepseek_v3")
     if fewer:
         config["num_hidden_layers"] -= fewer
-    kind = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
+    kind = getattr(transformers, TASKS.get(family, "AutoModelForCausalLM"))
     with torch.device("meta"):
-        model = kind.from_config(AutoConfig.for_model(family, **config))
+        model = kind.from_config(transformers.AutoConfig.for_model(family, **config))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -219,5 +230,5 @@ def test_every_model_has_a_published_size_a_source_and_its_ends():
     assert len(catalog.names()) >= 40
     for source in catalog.entries():
         assert source.model.source
-        assert source.model.vocab_size
+        assert source.model.vocab_size or source.model.classes
         assert source.model.max_seq_length

@@ -23,6 +23,8 @@ from memcalc.validation.validate import validate
 
 CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
 EAGER, SDPA = "transformers-eager", "transformers-sdpa"
+# T5's layers have two inputs, and tests of their own: test_stacks
+NAMES = [name for name in CONFIGS if name != "t5-11b"]
 S, B = 64, 2
 SHARED = IGNORED_STORAGES.keys() - {""}  # tables that the whole model has once
 
@@ -57,7 +59,7 @@ def layers(name, implementation):
 
 
 @pytest.mark.parametrize("implementation", [EAGER, SDPA])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_layer_keeps_what_the_exact_ledger_has_and_what_is_said_to_remain(name, implementation):
     remaining = REMAINING.get((public(name)[0], implementation))
     if remaining is not None and remaining.bytes is None:
@@ -82,7 +84,7 @@ def grouped_mm(x, weight, *args, out_shape=None, **kwargs):
     return 2 * x[0] * x[1] * weight[-1]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_unfused_layers_flops_are_those_of_pytorchs_counter(name):
     """Of all s x s scores, causal or not, windowed or not, and of each token's own experts."""
     for config, kind, layer, x in layers(name, EAGER):
@@ -93,7 +95,7 @@ def test_the_unfused_layers_flops_are_those_of_pytorchs_counter(name):
 
 
 @pytest.mark.parametrize("implementation", [EAGER, SDPA])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_model_is_validated_tensor_by_tensor(name, implementation):
     """From the facts of the catalogue's model alone: which family it is of is found from them."""
     for batch, dropout in ((1, 0.0), (2, None)):
@@ -125,7 +127,7 @@ def test_experts_are_validated_in_bf16():
 
 
 def test_a_models_family_is_found_from_its_facts():
-    found = {name: family(load(name, implementation=EAGER)) for name in CONFIGS}
+    found = {name: family(load(name, implementation=EAGER)) for name in NAMES}
     # without a window, and with as many biases, Mistral's layer is Llama's
     assert found.pop("mistral-7b") == "llama"
     assert found == {name: public(name)[0] for name in found}
@@ -141,6 +143,7 @@ def test_a_models_family_is_found_from_its_facts():
         ("llama-3-8b", {"hidden_dropout": 0.1}, "hidden_dropout 0.1"),
         ("qwen3-30b-a3b", {"router": "sigmoid"}, "router sigmoid"),
         ("deepseek-v3", {"attention_sinks": True}, "attention_sinks True"),
+        ("t5-11b", {}, "encoder_layers 24"),
     ],
 )
 def test_a_layer_of_no_family_is_refused_with_what_the_nearest_has(name, change, words):

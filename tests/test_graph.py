@@ -330,7 +330,8 @@ class TestGraph:
             shared_ffn_size=64,
         )
         experts = Config(latent, Parallel(), Run(seq_length=64))
-        graphs = layer_graph(load("22b")), layer_graph(experts)
+        decoder = layer_graph(load("t5-11b"), kind="decoder")
+        graphs = layer_graph(load("22b")), layer_graph(experts), decoder
         named = {region.name for g in graphs for op in g.ops for region in op.regions}
         assert named == {*REGIONS}
 

@@ -545,11 +545,12 @@ class TestStandIns:
             *(torch.randn(3, 5, 16), torch.randn(16)),
         )
 
+    @pytest.mark.parametrize("causal", [True, False])
     @pytest.mark.parametrize("kv_heads", [4, 2])
-    def test_flash_attention(self, kv_heads):
+    def test_flash_attention(self, kv_heads, causal):
         self.compare(
-            lambda q, k, v: kernels.FlashAttention.apply(q, k, v, 0, "sb"),
-            lambda q, k, v: kernels.native_flash_attention(q, k, v, 0.0),
+            lambda q, k, v: kernels.FlashAttention.apply(q, k, v, 0, "sb", causal),
+            lambda q, k, v: kernels.native_flash_attention(q, k, v, 0.0, causal),
             *(torch.randn(2, 4, 8, 16), *torch.randn(2, 2, kv_heads, 8, 16)),
         )
 

@@ -43,7 +43,8 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
 
     Outside the recomputed regions, what operations save. Of each recomputed region, what enters it
     from outside, and the outputs that are cached: that is what checkpointing keeps, and all else is
-    made again. What a region lets go of is kept by nobody, and what is offloaded not here.
+    made again. What a region lets go of is kept by nobody, what is offloaded not here, and what is
+    shared with other graphs not by this one: who made it keeps it.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -53,7 +54,7 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
     if policy.offloaded:
         return []
     found: dict[Tensor, Entry] = {}
-    gone: set[Tensor] = set()
+    gone: set[Tensor] = set(graph.shared)
     made: dict[Region, set[Tensor]] = {}
     products: dict[Region, int] = {}
     for op in graph.ops:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memcalc import paper, symbols
 from memcalc.analysis.activations import cached_tensors, outermost
 from memcalc.analysis.stages import recomputed_layers
+from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
@@ -138,7 +139,9 @@ def layer(config: Config, causal: bool = False, kind: str | None = None) -> Flop
 
 
 def iteration(config: Config, causal: bool = False) -> Flops:
-    """FLOPs of an iteration: all layers and the head, for all micro-batches of all ranks.
+    """FLOPs of an iteration: all layers and the ends, for all micro-batches of all ranks.
+
+    A table of words has no products; the patches of an image have.
 
     >>> from memcalc.config import load
     >>> f"{iteration(load('530b')).model:.4e}"
@@ -148,7 +151,8 @@ def iteration(config: Config, causal: bool = False) -> Flops:
     layers = {kind: layer(config, causal, kind) for kind in kinds(config.model)}
     passes = sum(n * layers[kind].forward for kind, n in kinds(config.model).items())
     again = sum(n * layers[kind].recomputed for kind, n in recomputed_layers(config).items())
-    return Flops(times * (passes + forward(head_graph(config), causal)), times * again)
+    ends = forward(embedding_graph(config), causal) + forward(head_graph(config), causal)
+    return Flops(times * (passes + ends), times * again)
 
 
 def percent_of_peak(

@@ -20,7 +20,8 @@ def layer_entries(
         config: The model, its parallelism and its run.
         accounting: ``paper`` or ``exact``.
         sizes: Sizes by letter, instead of the config's own: ints, Fractions or symbols.
-        kind: The kind of layer, ``dense`` or ``moe``; by default the one that there is most of.
+        kind: The kind of layer, as ``memcalc.blocks.layer.kinds`` names them; by default the one
+            that there is most of.
 
     Raises:
         UsageError: There is no such accounting.

@@ -9,6 +9,7 @@ from memcalc.analysis.schedule import order, peak
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import kind_of, kinds
+from memcalc.blocks.layer import layers as layers_of
 from memcalc.config import Config
 from memcalc.errors import ConfigError
 from memcalc.graph.graph import Graph
@@ -22,7 +23,8 @@ class Held:
         stage: The stage, counted from 0.
         microbatches: Micro-batches in flight through each of its chunks.
         layers: Of the transformer layers.
-        embedding: Of the embedding, on the first stage.
+        embedding: Of the embedding, on the first stage; of an encoder-decoder, with the encoder's
+            end.
         head: Of the last norm, the logits and the loss, on the last stage.
         outputs: Of the stage's outputs, where they are not freed once they are sent.
     """
@@ -99,7 +101,7 @@ def layers_per_chunk(config: Config) -> int:
         ConfigError: The chunks do not divide the layers.
     """
     chunks = config.parallel.pp * config.parallel.vpp
-    layers, rest = divmod(config.model.layers, chunks)
+    layers, rest = divmod(layers_of(config.model), chunks)
     if rest:
         raise ConfigError(f"{chunks} chunks do not divide layers {config.model.layers}")
     return layers

@@ -5,6 +5,7 @@ from fractions import Fraction
 from memcalc import symbols
 from memcalc.analysis import flops as count
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
+from memcalc.blocks.layer import kinds, usual_kind
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.config.recompute import POLICIES
@@ -103,6 +104,8 @@ def _printed(config: Config) -> Fraction | None:
     model = config.model
     its_layer = (
         not model.gated
+        and model.encoder_layers is None
+        and model.vocab_size is not None
         and model.kv_heads == model.heads
         and model.head_size * model.heads == model.hidden_size
         and model.ffn_size == 4 * model.hidden_size
@@ -136,7 +139,9 @@ def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str,
 
 def _scope_note(config: Config, scope: str) -> str:
     if scope == "layer":
-        return "one layer, one micro-batch, all tensor-parallel ranks together"
+        several = len(kinds(config.model)) > 1
+        one = f"one {usual_kind(config.model)} layer" if several else "one layer"
+        return f"{one}, one micro-batch, all tensor-parallel ranks together"
     return f"all layers and the head, over all ranks; {batch_note(config)}"
 
 

@@ -53,7 +53,7 @@ def model(name: str) -> Report:
     facts = {key: value for key, value in facts.items() if value is not None}
     layers = ", ".join(f"{count} {kind}" for kind, count in kinds(found).items())
     facts = {"name": facts.pop("name"), "kinds of layers": layers, **facts}
-    if found.vocab_size is not None:
+    if found.vocab_size is not None or found.classes is not None:
         facts["parameters"] = parameters(config)
     if found.experts is not None:
         facts["active parameters"] = active_parameters(config)

@@ -1,6 +1,7 @@
 """The notes without which a table's numbers would mislead."""
 
 from memcalc.analysis.activations import ACCOUNTINGS
+from memcalc.analysis.stages import output_bytes
 from memcalc.config import Config
 from memcalc.config.recompute import METHODS
 
@@ -16,6 +17,7 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
     lines += method_note(config)
     lines += _of_experts(config, accounting)
     lines += _of_windows(config)
+    lines += _of_stacks(config, accounting)
     return (*lines, *(f"warning: {warning}" for warning in config.warnings))
 
 
@@ -48,6 +50,22 @@ def _of_windows(config: Config) -> list[str]:
         f"{number} of {model.layers} layers see {model.sliding_window} tokens back: they keep as "
         "much, and their FLOPs are counted over the whole sequence"
     ]
+
+
+def _of_stacks(config: Config, accounting: str | None) -> list[str]:
+    model = config.model
+    if model.encoder_layers is None:
+        return []
+    lines = [
+        f"encoder-decoder: {model.encoder_layers} encoder and {model.layers} decoder layers; "
+        f"assumed: source and target are {config.run.seq_length} tokens long each"
+    ]
+    if accounting is not None:
+        lines.append(
+            f"not in a layer: the encoder's output, {output_bytes(config)} bytes a rank, kept once "
+            "for all decoder layers"
+        )
+    return lines
 
 
 def setting(config: Config) -> str:

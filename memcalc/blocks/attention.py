@@ -1,10 +1,14 @@
-"""Self-attention: (s, b, h) -> (s, b, h)."""
+"""Self-attention and cross-attention: (s, b, h) -> (s, b, h)."""
+
+from dataclasses import replace
 
 from memcalc.blocks.norm import norm
 from memcalc.blocks.spec import Spec
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis
+
+CROSS = "cross_"  # what names of a cross-attention begin with
 
 
 def attention(g: Graph, x: Tensor, m: Spec) -> Tensor:
@@ -14,13 +18,34 @@ def attention(g: Graph, x: Tensor, m: Spec) -> Tensor:
     """
     with g.region("attention"):
         q, k, v = (latent if m.model.latent else projected)(g, x, m)
-        with g.region("core_attention"):
-            core = flash_core if m.kernels.attention == "flash" else unfused_core
-            context = core(g, q, k, v, m)
-        out = {"proj_output": (m.h,)}
-        (y,) = ops.linear(g, "proj", context, out, ops.ROW, bias=m.model.proj_bias)
-        y = ops.leave_tensor_parallel(g, "attention_leave", y)
-        return ops.dropout(g, "attention_dropout", y, m.model.hidden_dropout)
+        return attended(g, "", q, k, v, m)
+
+
+def cross_attention(g: Graph, x: Tensor, source: Tensor, m: Spec) -> Tensor:
+    """x (s, b, h) of a decoder, an encoder's output (s, b, h) -> (s, b, h): all of it is attended.
+
+    Queries come from the decoder, keys and values from the encoder (Vaswani et al. 2017, section
+    3.2.3); every head has the size of the self-attention's, and no positions.
+    """
+    with g.region("cross_attention"):
+        x = ops.enter_tensor_parallel(g, "cross_enter", x, m.kernels.keeps_gathered)
+        source = ops.enter_tensor_parallel(g, "source_enter", source, m.kernels.keeps_gathered)
+        bias, query = m.model.qkv_bias, {"cross_query": (m.a, m.d)}
+        (q,) = ops.linear(g, "cross_q", x, query, ops.COLUMN, bias=bias)
+        heads = {"cross_key": (m.k, m.d), "cross_value": (m.k, m.d)}
+        k, v = ops.linear(g, "cross_kv", source, heads, ops.COLUMN, bias=bias)
+        return attended(g, CROSS, q, k, v, replace(m, causal=False))
+
+
+def attended(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
+    """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, h); names begin with a prefix."""
+    with g.region("core_attention"):
+        core = flash_core if m.kernels.attention == "flash" else unfused_core
+        context = core(g, prefix, q, k, v, m)
+    out = {f"{prefix}proj_output": (m.h,)}
+    (y,) = ops.linear(g, f"{prefix}proj", context, out, ops.ROW, bias=m.model.proj_bias)
+    y = ops.leave_tensor_parallel(g, f"{prefix}attention_leave", y)
+    return ops.dropout(g, f"{prefix}attention_dropout", y, m.model.hidden_dropout)
 
 
 def projected(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,51 +103,70 @@ def repeats(m: Spec) -> bool:
     return m.kernels.repeats_kv and m.grouped and not view
 
 
-def repeated(g: Graph, k: Tensor, v: Tensor, heads: Axis) -> tuple[Tensor, Tensor]:
+def repeated(g: Graph, prefix: str, k: Tensor, v: Tensor, heads: Axis) -> tuple[Tensor, Tensor]:
     """k (s, b, k, d), v (s, b, k, u) -> (s, b, a, d), (s, b, a, u): as many heads as queries."""
-    return ops.repeat_heads(g, "repeat_key", k, heads), ops.repeat_heads(
-        g, "repeat_value", v, heads
-    )
+    k = ops.repeat_heads(g, f"{prefix}repeat_key", k, heads)
+    return k, ops.repeat_heads(g, f"{prefix}repeat_value", v, heads)
 
 
-def flash_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
+def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), in one kernel."""
     if m.parallel.cp_kind == "all_to_all":
-        ops.exchange_heads(g, "heads_enter", (q, k, v))
+        ops.exchange_heads(g, f"{prefix}heads_enter", (q, k, v))
     else:
-        ops.share_context(g, "share_context", k, v, m.parallel.cp_kind)
+        ops.share_context(g, f"{prefix}share_context", k, v, m.parallel.cp_kind)
     if m.model.repeated_kv and m.kernels.own_heads and m.grouped:
-        k, v = repeated(g, k, v, q.axes[2])
-    causal, sinks = m.model.causal, m.model.attention_sinks
-    out = ops.flash_attention(g, "flash_attention", q, k, v, m.kernels.rng_bytes, causal, sinks)
+        k, v = repeated(g, prefix, k, v, q.axes[2])
+    relative = m.model.position == "relative" and prefix != CROSS
+    bias = []
+    if relative and m.kernels.copies_bias:
+        keys = Axis.whole(m.s.letter, m.s.size)
+        bias = ops.relative_bias(g, f"{prefix}relative_bias", q, keys, m.causal)
+    out = ops.flash_attention(
+        g,
+        f"{prefix}flash_attention",
+        q,
+        k,
+        v,
+        m.kernels.rng_bytes,
+        m.causal,
+        m.model.attention_sinks,
+        prefix,
+        bias,
+    )
     if m.parallel.cp_kind == "all_to_all":
-        ops.exchange_heads(g, "heads_leave", (out,))
+        ops.exchange_heads(g, f"{prefix}heads_leave", (out,))
     return out
 
 
-def unfused_core(g: Graph, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
+def unfused_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), by scores (b, a, s, s)."""
     s, b, heads, d = q.axes
     if repeats(m):
-        k, v = repeated(g, k, v, heads)
-    wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else g.dtype_bytes
-    causal = m.model.causal
-    k, v = ops.gather_context(g, "gather_context", k, v)
+        k, v = repeated(g, prefix, k, v, heads)
+    k, v = ops.gather_context(g, f"{prefix}gather_context", k, v)
     keys = k.axes[0]
-    scores = ops.matmul(g, "scores", "scores", q, k, (b, heads, s, keys), over=d, causal=causal)
-    scores = ops.scale(g, "scale", scores)
+    name = f"{prefix}scores"
+    scores = ops.matmul(g, name, name, q, k, (b, heads, s, keys), over=d, causal=m.causal)
+    probs = probabilities(g, prefix, ops.scale(g, f"{prefix}scale", scores), m)
+    name, axes = f"{prefix}context", (*q.axes[:-1], v.axes[-1])
+    return ops.matmul(g, name, name, probs, v, axes, over=keys, causal=m.causal)
+
+
+def probabilities(g: Graph, prefix: str, scores: Tensor, m: Spec) -> Tensor:
+    """Scores (b, a, s, s) -> the probabilities of each row's keys, with dropout."""
+    keys = scores.axes[-1]
+    wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else g.dtype_bytes
     if m.model.attention_softcap is not None:
-        scores = ops.tanh(g, "score_cap", scores)
-    if m.model.position == "alibi":
-        scores = ops.mask(g, "alibi", scores)
-    if causal:
-        scores = ops.mask(g, "mask", scores)
+        scores = ops.tanh(g, f"{prefix}score_cap", scores)
+    if m.model.position in ("alibi", "relative") and prefix != CROSS:
+        scores = ops.mask(g, f"{prefix}{m.model.position}", scores)
+    if m.causal:
+        scores = ops.mask(g, f"{prefix}mask", scores)
     if m.model.attention_sinks:
-        scores = ops.sink(g, "sink", scores)
-    probs = ops.softmax(g, "softmax", scores, wide)
-    probs = ops.cast(g, "probabilities", probs, g.dtype_bytes)
+        scores = ops.sink(g, f"{prefix}sink", scores)
+    probs = ops.softmax(g, f"{prefix}softmax", scores, wide)
+    probs = ops.cast(g, f"{prefix}probabilities", probs, g.dtype_bytes)
     if m.model.attention_sinks:
-        probs = ops.without_sink(g, "without_sink", probs, keys)
-    probs = ops.dropout(g, "softmax_dropout", probs, m.model.attention_dropout)
-    axes = (*q.axes[:-1], v.axes[-1])
-    return ops.matmul(g, "context", "context", probs, v, axes, over=keys, causal=causal)
+        probs = ops.without_sink(g, f"{prefix}without_sink", probs, keys)
+    return ops.dropout(g, f"{prefix}softmax_dropout", probs, m.model.attention_dropout)

@@ -1,4 +1,4 @@
-"""The embedding: tokens (s, b) -> (s, b, h)."""
+"""The embedding: tokens (s, b), or patches of an image, -> (s, b, h)."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,14 @@ from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis, Size
 
 
-def embedding(g: Graph, m: Spec) -> Tensor:
+def embedding(g: Graph, m: Spec, of: str = "", shared: bool = False) -> Tensor:
     """Tokens (s, b) -> (s, b, h): a table's rows, learned positions, a norm, dropout.
 
-    Korthikanti et al. 2022, section 4.3.
+    Korthikanti et al. 2022, section 4.3. Names begin with ``of``; ``shared`` says whether the table
+    is that of another embedding.
     """
     with g.region("embedding"):
-        tokens = Tensor("tokens", (m.s, m.b), 8)
-        x = ops.embedding(g, "word_embedding", tokens, m.vocabulary(), m.h)
-        x = ops.leave_tensor_parallel(g, "embedding_leave", x)
+        x = patches(g, m) if m.model.patch_size else words(g, m, of, shared)
         if m.model.position == "learned":
             x = ops.position_embedding(g, "position_embedding", x, m.positions())
         if m.model.token_types is not None:
@@ -27,11 +26,50 @@ def embedding(g: Graph, m: Spec) -> Tensor:
             x = ops.position_embedding(g, "type_embedding", x, types)
         if m.model.embedding_norm:
             x = norm(g, "embedding_norm", x, m)
-        return ops.dropout(g, "embedding_dropout", x, m.model.embedding_dropout)
+        if m.model.position == "relative":
+            buckets = Axis.whole("buckets", m.model.relative_buckets)
+            ops.relative_table(g, f"{of}relative_table", buckets, m.a, m.s)
+        return ops.dropout(g, f"{of}embedding_dropout", x, m.model.embedding_dropout)
+
+
+def words(g: Graph, m: Spec, of: str, shared: bool) -> Tensor:
+    """Tokens (s, b) -> (s, b, h), as ranks hold it between tensor-parallel regions."""
+    tokens = Tensor(f"{of}tokens", (m.s, m.b), 8)
+    x = ops.embedding(g, f"{of}word_embedding", tokens, m.vocabulary(), m.h, shared)
+    return ops.leave_tensor_parallel(g, f"{of}embedding_leave", x)
+
+
+def patches(g: Graph, m: Spec) -> Tensor:
+    """The patches of an image (s-1, b, pixels), and a token for its class, -> (s, b, h).
+
+    Dosovitskiy et al. 2020 (arXiv 2010.11929), section 3.1. Of ranks that share the sequence,
+    counted is one that has no class token.
+    """
+    tokens = g.mesh.sequence(m.s)
+    whole = not tokens.splits
+    axis = tokens._replace(
+        letter=f"({m.s.letter}-1)",
+        size=m.s.size - 1,
+        local=tokens.local - 1 if whole else tokens.local,
+    )
+    assert m.model.patch_size is not None
+    pixels = Axis.whole("pixels", m.model.image_channels * m.model.patch_size**2)
+    image = g.input("patches", (axis, m.b, pixels))
+    return ops.patch_embedding(g, "patch_embedding", image, tokens, m.h)
+
+
+def encoder_end(g: Graph, x: Tensor, m: Spec) -> None:
+    """x (s, b, h) -> an encoder's output, which all decoder layers read: a norm, dropout."""
+    with g.region("encoder_end"):
+        x = norm(g, "encoder_norm", x, m)
+        x = ops.dropout(g, "encoder_dropout", x, m.model.hidden_dropout)
+        ops.share(g, "encoder_output", x)
 
 
 def embedding_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph:
     """The graph of the embedding: one rank's forward pass of one micro-batch.
+
+    Of an encoder-decoder, both stacks' embeddings, and the end of the encoder.
 
     The arguments, and what is raised, are those of ``memcalc.blocks.layer.layer_graph``.
     """
@@ -39,4 +77,7 @@ def embedding_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> 
     g = graph(config, sizes)
     m = Spec.of(config, sizes)
     embedding(g, m)
+    if m.model.encoder_layers is not None:
+        encoder_end(g, m.hidden_state(g, "encoder_last"), m)
+        embedding(g, m, "target_", shared=True)
     return g

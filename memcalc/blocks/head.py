@@ -8,18 +8,23 @@ from memcalc.blocks.spec import Spec, graph
 from memcalc.config import Config
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
-from memcalc.graph.mesh import Size
+from memcalc.graph.mesh import Axis, Size
 
 
 def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
     """x (s, b, h) -> losses (s, b): the last norm, logits over the vocabulary, cross entropy.
 
-    Korthikanti et al. 2022, section 4.3.
+    Korthikanti et al. 2022, section 4.3. Of a vision encoder, a loss (1, b) over its classes.
     """
     with g.region("head"):
         if m.model.final_norm:
             with g.region("norm"):
                 x = norm(g, "final_norm", x, m)
+        if m.model.encoder_layers is not None:
+            x = ops.dropout(g, "final_dropout", x, m.model.hidden_dropout)
+        if m.model.classes is not None:
+            classes = Axis.whole("classes", m.model.classes)
+            return ops.cross_entropy(g, "loss", ops.class_logits(g, "output", x, classes))
         if m.model.head_transform:
             (x,) = ops.linear(
                 g, "transform", x, {"transform_output": (m.h,)}, ops.REPLICATED, bias=True

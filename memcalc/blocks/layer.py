@@ -1,9 +1,10 @@
 """The transformer layer: (s, b, h) -> (s, b, h)."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from memcalc import symbols
-from memcalc.blocks.attention import attention
+from memcalc.blocks.attention import attention, cross_attention
 from memcalc.blocks.mlp import mlp
 from memcalc.blocks.moe import moe
 from memcalc.blocks.norm import norm
@@ -14,8 +15,9 @@ from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Size
 
-DENSE, MOE = "dense", "moe"
-SECOND = {DENSE: mlp, MOE: moe}  # the second sublayer of each kind of layer; the first is attention
+DENSE, MOE, ENCODER, DECODER = "dense", "moe", "encoder", "decoder"
+# the last sublayer of each kind of layer; the first is attention
+SECOND = {DENSE: mlp, MOE: moe, ENCODER: mlp, DECODER: mlp}
 
 Sublayer = Callable[[Graph, Tensor, Spec], Tensor]
 
@@ -68,9 +70,28 @@ BLOCKS = {
 }
 
 
+def decoder(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
+    """Three sublayers, each behind a norm: T5 (arXiv 1910.10683), section 2.1."""
+    y = attention(g, layer_norm(g, "input_norm", x, m), m)
+    x = ops.add(g, "attention_residual", x, y)
+    source = m.hidden_state(g, "encoder_output", shared=True)
+    y = cross_attention(g, layer_norm(g, "cross_norm", x, m), source, m)
+    x = ops.add(g, "cross_residual", x, y)
+    y = second(g, layer_norm(g, "mlp_norm", x, m), m)
+    return ops.add(g, "mlp_residual", x, y)
+
+
 def layer(g: Graph, x: Tensor, m: Spec, kind: str) -> Tensor:
-    """x (s, b, h) -> (s, b, h): attention and an MLP, or attention and experts."""
+    """x (s, b, h) -> (s, b, h): attention and an MLP, or experts; a decoder's has cross-attention.
+
+    An encoder's output is an input of every decoder layer, and kept once for all of them: by the
+    end of the encoder, and by none of the layers.
+    """
     with g.region("layer"):
+        if kind == DECODER:
+            return decoder(g, x, m, SECOND[kind])
+        if kind == ENCODER:
+            m = replace(m, causal=False)
         return BLOCKS[m.model.block](g, x, m, SECOND[kind])
 
 
@@ -87,12 +108,32 @@ def kinds(model: Model) -> dict[str, int]:
     >>> kinds(load("22b").model)
     {'dense': 48}
     """
-    names = [kind_of(model, number) for number in range(model.layers)]
+    names = [kind_of(model, number) for number in range(layers(model))]
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
+def layers(model: Model) -> int:
+    """The layers of all of a model's stacks.
+
+    >>> from memcalc.config import load
+    >>> layers(load("t5-11b").model)
+    48
+    """
+    return model.layers + (model.encoder_layers or 0)
+
+
+def usual_kind(model: Model) -> str:
+    """The kind of layer that there is most of; of as many, the first."""
+    if model.experts is None and model.encoder_layers is None:
+        return DENSE
+    there = kinds(model)
+    return max(there, key=lambda name: there[name])
+
+
 def kind_of(model: Model, number: int) -> str:
-    """The kind of a layer, counted from 0."""
+    """The kind of a layer, counted from 0; an encoder's come before its decoder's."""
+    if model.encoder_layers is not None:
+        return ENCODER if number < model.encoder_layers else DECODER
     if model.experts is None:
         return DENSE
     return MOE if model.moe_layers is None or model.moe_layers[number] else DENSE
@@ -115,9 +156,9 @@ def layer_graph(
     >>> len(layer_graph(load("22b")).ops)
     21
     """
-    there = kinds(config.model) if kind or config.model.experts else {DENSE: 1}
-    kind = kind or max(there, key=lambda name: there[name])
-    if kind not in there:
+    if kind is None:
+        kind = usual_kind(config.model)
+    elif kind not in (there := kinds(config.model)):
         raise ConfigError(f"{config.model.name} has no {kind} layer; it has {', '.join(there)}")
     sizes = symbols.values(config) if sizes is None else sizes
     g = graph(config, sizes)

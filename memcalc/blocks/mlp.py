@@ -37,6 +37,8 @@ def through(g: Graph, prefix: str, x: Tensor, width: Axis, m: Spec) -> Tensor:
         outputs = {f"{start}fc1_output": (width,)}
         (y,) = ops.linear(g, f"{start}fc1", x, outputs, ops.COLUMN, bias=bias)
         y = activated(g, prefix, y, local, m)
+    inner = m.model.hidden_dropout if m.model.drops_activation else 0.0
+    y = ops.dropout(g, f"{start}activation_dropout", y, inner)
     down = {f"{start}fc2_output": (m.h,)}
     (y,) = ops.linear(g, f"{start}fc2", y, down, ops.ROW, bias=bias)
     return ops.leave_tensor_parallel(g, f"{prefix or 'mlp'}_leave", y)
@@ -67,6 +69,8 @@ def gated(g: Graph, start: str, gate: Tensor, up: Tensor, m: Spec) -> Tensor:
         return ops.clamped_swiglu(g, f"{start}clamped_swiglu", gate, up)
     if m.model.activation == "swiglu":
         gate = ops.silu(g, f"{start}silu", gate)
+    elif m.model.activation == "geglu_new" and not m.kernels.fused_gelu:
+        gate = ops.gelu_chain(g, f"{start}gelu", gate)
     else:
         gate = ops.gelu(g, f"{start}gelu", gate)
     return ops.multiply(g, f"{start}{m.model.activation}", gate, up)

@@ -14,4 +14,6 @@ def norm(g: Graph, name: str, x: Tensor, m: Spec) -> Tensor:
         return ops.layer_norm(g, name, x, statistic_bytes, m.model.norm_bias)
     if m.kernels.fused_norms:
         return ops.rms_norm(g, name, x)
+    if m.model.norm_keeps_input:
+        return ops.rms_norm_chain_of_both(g, name, x)
     return ops.rms_norm_chain(g, name, x, m.model.norm_scale)

@@ -19,6 +19,7 @@ class Spec:
         model: The kinds of its parts; a block takes sizes from the axes, never from here.
         kernels: The variants of operations to run.
         parallel: The kinds of its parallelism; degrees are the mesh's.
+        causal: Whether a token attends only to those before it, in the stack at hand.
         s: The sequence, as a context-parallel rank has it.
         b: The micro-batch.
         h: The hidden size.
@@ -36,6 +37,7 @@ class Spec:
     model: Model
     kernels: Implementation
     parallel: Parallel
+    causal: bool
     s: Axis
     b: Axis
     h: Axis
@@ -66,6 +68,7 @@ class Spec:
             model,
             run.implementation,
             config.parallel,
+            model.causal,
             mesh.context(s),
             b,
             h,
@@ -101,9 +104,9 @@ class Spec:
             return self.s
         return Axis.whole("positions", most)
 
-    def hidden_state(self, g: Graph, name: str) -> Tensor:
+    def hidden_state(self, g: Graph, name: str, shared: bool = False) -> Tensor:
         """A tensor (s, b, h) from outside, as ranks hold it between tensor-parallel regions."""
-        return g.input(name, (g.mesh.sequence(self.s), self.b, self.h))
+        return g.input(name, (g.mesh.sequence(self.s), self.b, self.h), shared)
 
 
 def graph(config: Config, sizes: Mapping[str, Size]) -> Graph:

@@ -54,6 +54,11 @@ class Config:
         fields.divides(tensor, ("ffn_size", model.ffn_size))
         self._experts_divide()
         chunks = self.parallel.pp * self.parallel.vpp
+        if chunks > 1 and model.encoder_layers is not None:
+            raise ConfigError(
+                f"{model.name} is an encoder-decoder, whose pipeline stages are not modelled: "
+                f"pipeline parallel must be 1, not {self.parallel.pp}"
+            )
         if chunks > model.layers:
             raise ConfigError(f"{chunks} pipeline chunks are more than layers {model.layers}")
         if self.run.global_batch_size is not None:
@@ -115,13 +120,26 @@ class Config:
             lines.append(
                 "Hugging Face's layers split over ranks were never measured: counted as torch's"
             )
-        if kernels.name.startswith("transformers-") and not self.model.norm_bias:
-            lines.append(
-                "Hugging Face's norm without a bias, a chain in fp32, keeps more than counted"
-            )
+        lines += self._stacks_warnings()
         if kernels.name == "megatron-local" and self.model.position == "rotary":
             lines += self._packed_value()
         return tuple(lines)
+
+    def _stacks_warnings(self) -> list[str]:
+        """What of T5's kernels is counted as another's."""
+        model, kernels = self.model, self.run.implementation
+        lines = []
+        if model.position == "relative" and kernels.attention == "flash":
+            instead = "counted as if one did"
+            if kernels.copies_bias:
+                instead = (
+                    "PyTorch's memory-efficient one runs, and the bias is kept for every layer"
+                )
+            lines.append(f"flash kernels take no bias of relative positions: {instead}")
+        theirs = kernels.name.startswith("transformers-")
+        if theirs and model.encoder_layers is not None and self.run.precision == "fp16":
+            lines.append("Hugging Face's clamps of T5's fp16 states keep more than counted")
+        return lines
 
     def _packed_value(self) -> list[str]:
         """What Megatron-core keeps beside the value, of which it holds all that was packed with."""

@@ -31,6 +31,8 @@ class Implementation:
             them, rather than before it.
         own_heads: Whether heads come to a flash kernel as the model's own code makes them: views
             of all that they were packed with, or repeated.
+        copies_bias: Whether a fused attention kernel keeps a copy of relative positions' bias for
+            every layer, a number for each head and pair of tokens. (Unfused, a sum keeps nothing.)
         sorts_routes: Whether routed tokens are sorted by expert with indices of 8 bytes, which are
             kept.
         copies_router: Whether a router whose product is in fp32 keeps fp32 copies of its input and
@@ -57,6 +59,7 @@ class Implementation:
     keeps_gathered: bool = False
     weighs_outputs: bool = False
     own_heads: bool = False
+    copies_bias: bool = False
     sorts_routes: bool = False
     copies_router: bool = False
     fp32_statistics: bool = True
@@ -121,6 +124,7 @@ IMPLEMENTATIONS = {
             keeps_gathered=True,
             weighs_outputs=True,
             own_heads=True,
+            copies_bias=True,
             sorts_routes=True,
             copies_router=True,
             rng_bytes=24,

@@ -7,9 +7,9 @@ from memcalc.config import fields
 from memcalc.errors import ConfigError
 
 NORMS = ("layernorm", "rmsnorm")
-GATED = ("swiglu", "geglu", "clamped_swiglu")
+GATED = ("swiglu", "geglu", "geglu_new", "clamped_swiglu")
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "silu", "relu", "squared_relu", *GATED)
-POSITIONS = ("learned", "rotary", "alibi", "none")
+POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
 ROUTERS = ("softmax", "sigmoid")
 ROUTER_DTYPES = {
     "cast": "scores in fp32, and the weights of a token's experts in the activations' type (Qwen)",
@@ -42,7 +42,8 @@ class Model:
 
     Attributes:
         name: What the model is called.
-        layers: L, transformer layers.
+        layers: L, transformer layers; of an encoder-decoder, the decoder's.
+        encoder_layers: Of an encoder-decoder, the encoder's layers; None is no encoder-decoder.
         hidden_size: h.
         heads: a, attention (query) heads.
         kv_heads: k, key and value heads: equal to ``heads`` (multi-head attention) unless given.
@@ -54,9 +55,11 @@ class Model:
         norm: ``layernorm`` or ``rmsnorm``.
         block: How sublayers stand to norms and residuals: a word of ``BLOCKS``.
         activation: ``gelu``, ``gelu_new`` (GPT-2's tanh form), ``gelu_fast`` (GPT-NeoX's),
-            ``silu``, ``relu`` or ``squared_relu``, or gated: ``swiglu``, ``geglu`` or
-            ``clamped_swiglu`` (gpt-oss's).
-        position: ``learned``, ``rotary``, ``alibi`` or ``none``.
+            ``silu``, ``relu`` or ``squared_relu``, or gated: ``swiglu``, ``geglu``, ``geglu_new``
+            (by GPT-2's tanh form) or ``clamped_swiglu`` (gpt-oss's).
+        position: ``learned``, ``rotary``, ``alibi``, ``relative`` (a learned bias of the scores for
+            each distance, one table for each stack: T5) or ``none``.
+        relative_buckets: Rows of that table: 32 unless given.
         qk_norm: Whether each head's query and key pass a norm.
         attention_sinks: Whether each head has a learned logit that takes part in its softmax.
         attention_softcap: The bound that tanh puts on scores, or None.
@@ -90,9 +93,17 @@ class Model:
             flash kernel too (Falcon-40B).
         norm_scale: How the model's own code scales what a norm has normalised: a word of
             ``NORM_SCALES``.
+        norm_keeps_input: Whether RMSNorm multiplies its input as it is, beside the fp32 copy that
+            it squares (T5).
         norm_bias: Whether LayerNorms have a bias.
         embedding_norm: Whether a norm follows the embedding (BLOOM, BERT).
         final_norm: Whether a norm precedes the head.
+        drops_activation: Whether the MLP's hidden dropout falls on its activated width too (T5).
+        image_size: Pixels of a side of the images that a vision encoder reads, or None.
+        patch_size: Pixels of a side of the patches that become its tokens, with one of the class
+            before them: ``max_seq_length`` follows.
+        image_channels: Numbers of a pixel.
+        classes: What a vision encoder's head tells apart by the first token, or None.
         token_types: Rows of a table of token types that the embedding adds (BERT), or None.
         head_transform: Whether a linear, an activation and a norm precede the logits (BERT).
         head_bias: Whether the logits have a bias.
@@ -123,12 +134,14 @@ class Model:
     kv_heads: int = _DERIVED
     head_size: int = _DERIVED
     ffn_size: int = _DERIVED
+    encoder_layers: int | None = None
     vocab_size: int | None = None
     max_seq_length: int | None = None
     norm: str = "layernorm"
     block: str = "pre_norm"
     activation: str = "gelu"
     position: str = "learned"
+    relative_buckets: int | None = None
     qk_norm: bool = False
     attention_sinks: bool = False
     attention_softcap: float | None = None
@@ -154,9 +167,15 @@ class Model:
     packed_qkv: bool = False
     repeated_kv: bool = False
     norm_scale: str = "cast"
+    norm_keeps_input: bool = False
     norm_bias: bool = True
     embedding_norm: bool = False
     final_norm: bool = True
+    drops_activation: bool = False
+    image_size: int | None = None
+    patch_size: int | None = None
+    image_channels: int = 3
+    classes: int | None = None
     token_types: int | None = None
     head_transform: bool = False
     head_bias: bool = False
@@ -205,6 +224,9 @@ class Model:
             raise ConfigError(f"rotary positions need an even head_size, not {rotated}")
         self._latent()
         self._mixture()
+        self._relative()
+        self._stacks()
+        self._vision()
         self._pattern("window_layers", self.sliding_window, "sliding_window")
         self._pattern("moe_layers", self.experts, "experts")
 
@@ -243,6 +265,43 @@ class Model:
                 f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
             )
 
+    def _relative(self) -> None:
+        """The table that relative positions need, and nothing else does."""
+        if self.position == "relative":
+            self._derive("relative_buckets", 32)
+        elif self.relative_buckets is not None:
+            raise ConfigError("relative_buckets needs relative positions")
+
+    def _stacks(self) -> None:
+        """Refuse an encoder-decoder of another form than T5's."""
+        if self.encoder_layers is None:
+            return
+        fields.whole("encoder_layers", self.encoder_layers, 100_000)
+        other = {
+            f"block {self.block}": self.block != "pre_norm",
+            "learned positions": self.position == "learned",
+            "experts": self.experts is not None,
+            "multi-head latent attention": self.latent,
+            "layers that predict further tokens": self.mtp_layers > 0,
+        }
+        found = [what for what, there in other.items() if there]
+        if found or not self.causal:
+            raise ConfigError(
+                "an encoder-decoder is modelled as T5's: a causal decoder, block pre_norm, no "
+                f"learned positions, no experts; not with {found[0] if found else 'causal false'}"
+            )
+
+    def _vision(self) -> None:
+        """The tokens of an image: its patches, and one for its class."""
+        fields.whole("image_channels", self.image_channels, 1000)
+        if self.image_size is None and self.patch_size is None:
+            return
+        fields.whole("image_size", self.image_size, 2**15)
+        assert self.image_size is not None
+        fields.whole("patch_size", self.patch_size, self.image_size)
+        assert self.patch_size is not None
+        self._derive("max_seq_length", (self.image_size // self.patch_size) ** 2 + 1)
+
     def _pattern(self, name: str, needs: int | None, what: str) -> None:
         """A 0 or 1 for each layer, where they are given."""
         given = getattr(self, name)
@@ -279,11 +338,11 @@ _FLAGS = (
     *("qkv_bias", "proj_bias", "mlp_bias", "router_bias", "causal", "softmax_fp32"),
     *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate", "router_norm", "norm_bias"),
     *("embedding_norm", "final_norm", "head_transform", "head_bias", "packed_qkv"),
-    "repeated_kv",
+    *("repeated_kv", "norm_keeps_input", "drops_activation"),
 )
 _SIZES = (
     *("vocab_size", "max_seq_length", "sliding_window", "q_lora_rank", "kv_lora_rank"),
     *("rope_head_size", "v_head_size", "experts", "experts_per_token", "expert_ffn_size"),
-    *("shared_ffn_size", "token_types"),
+    *("shared_ffn_size", "token_types", "relative_buckets", "classes"),
 )
 _POSITIVE = ("attention_softcap", "final_softcap", "capacity_factor")

@@ -5,17 +5,18 @@ from typing import NamedTuple
 
 from memcalc.errors import ConfigError, nearest
 
-# The regions that the blocks name, each with those that it is a part of.
-AROUND = {
-    "layer": frozenset[str](),
-    "norm": frozenset({"layer"}),
-    "attention": frozenset({"layer"}),
-    "mla_up": frozenset({"layer", "attention"}),
-    "core_attention": frozenset({"layer", "attention"}),
-    "mlp": frozenset({"layer"}),
-    "moe": frozenset({"layer"}),
-    "expert_act": frozenset({"layer", "moe"}),
-    "shared_experts": frozenset({"layer", "moe"}),
+# The regions that the blocks name, each with those that it stands in.
+AROUND: dict[str, tuple[str, ...]] = {
+    "layer": (),
+    "norm": ("layer",),
+    "attention": ("layer",),
+    "cross_attention": ("layer",),
+    "mla_up": ("attention",),
+    "core_attention": ("attention", "cross_attention"),
+    "mlp": ("layer",),
+    "moe": ("layer",),
+    "expert_act": ("moe",),
+    "shared_experts": ("moe",),
 }
 REGIONS = tuple(AROUND)
 
@@ -80,12 +81,13 @@ MEGATRON_MODULES = {
 def policy(words: Iterable[str]) -> Policy:
     """What words for recomputation mean: policies, regions, or several of them.
 
-    A region inside another that is made again is made again with it, and once: it is left out.
+    A region that stands only in others that are made again is made again with them, and once: it
+    is left out.
 
     >>> sorted(policy(["selective", "mlp"]).regions)
     ['core_attention', 'mlp']
-    >>> sorted(policy(["attention", "selective", "mlp"]).regions)
-    ['attention', 'mlp']
+    >>> sorted(policy(["moe", "expert_act", "mlp"]).regions)
+    ['mlp', 'moe']
 
     Raises:
         ConfigError: A word is neither a policy nor a region.
@@ -106,5 +108,11 @@ def policy(words: Iterable[str]) -> Policy:
         else:
             hint = nearest(word[:40], [*POLICIES, *MEGATRON_MODULES, *REGIONS])
             raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
-    outermost = frozenset(name for name in found.regions if not AROUND[name] & found.regions)
+    outermost = frozenset(name for name in found.regions if not _inside(name, found.regions))
     return found._replace(regions=outermost, dropped=found.dropped & outermost)
+
+
+def _inside(name: str, regions: frozenset[str]) -> bool:
+    """Whether all that a region stands in is among regions, or inside them."""
+    around = AROUND[name]
+    return bool(around) and all(each in regions or _inside(each, regions) for each in around)

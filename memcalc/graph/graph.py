@@ -139,6 +139,7 @@ class Graph:
         dtype_bytes: Bytes of an element of an activation, where an operation does not differ.
         linear_bytes: Bytes in which linears keep an element of their input; None is as it is.
         ops: The operations so far.
+        shared: Inputs that are kept once for many such graphs, and so in none of them.
 
     >>> graph = Graph(Mesh())
     >>> with graph.region("layer"):
@@ -152,6 +153,7 @@ class Graph:
         self.dtype_bytes = dtype_bytes
         self.linear_bytes = linear_bytes
         self.ops: list[Op] = []
+        self.shared: set[Tensor] = set()
         self._regions: tuple[Region, ...] = ()
 
     @contextmanager
@@ -164,9 +166,12 @@ class Graph:
         finally:
             self._regions = outside
 
-    def input(self, name: str, axes: tuple[Axis, ...]) -> Tensor:
-        """An activation that comes from outside the graph."""
-        return Tensor(name, axes, self.dtype_bytes)
+    def input(self, name: str, axes: tuple[Axis, ...], shared: bool = False) -> Tensor:
+        """An activation that comes from outside the graph; ``shared``: as other graphs' inputs."""
+        tensor = Tensor(name, axes, self.dtype_bytes)
+        if shared:
+            self.shared.add(tensor)
+        return tensor
 
     def record(
         self,

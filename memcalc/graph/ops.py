@@ -19,6 +19,8 @@ TORCH_RMS_NORM = "PyTorch derivatives.yaml, _fused_rms_norm: input and result1 (
 TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
 MEGATRON_CE = "Megatron-core tensor_parallel/cross_entropy.py: save_for_backward"
 MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
+HF_BIAS = "transformers integrations/sdpa_attention.py: create_position_bias_mask"
+HF_T5 = "transformers models/t5/modeling_t5.py: T5LayerNorm"
 HF_GPT_OSS = "transformers models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate"
 HF_COHERE = "transformers models/cohere/modeling_cohere.py: CohereLayerNorm"
 HF_EXPERTS = "transformers integrations/moe.py: grouped_mm_experts_forward"
@@ -131,18 +133,21 @@ def flash_attention(
     rng_bytes: int,
     causal: bool,
     sinks: bool = False,
+    prefix: str = "",
+    bias: Sequence[Save] = (),
 ) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), nothing of s x s kept.
 
     Saves q, k, v, the output and the fp32 log-sum-exp of each row, from which backward makes the
     probabilities again; the state of the random numbers stands in for a dropout mask. FLOPs are
     those of the two products; causal or not, all s x s of them count. ``sinks`` says whether each
-    head has a learned logit of its own beside them.
+    head has a learned logit of its own beside them. The names of what is made begin with a prefix.
+    A bias of the scores is kept where one is given (``relative_bias``).
     """
     s, b, heads, d = q.axes
     u = v.axes[-1]
-    out = Tensor("context", (s, b, heads, u), g.dtype_bytes)
-    lse = Tensor("log_sum_exp", (b, heads, s), 4)
+    out = Tensor(f"{prefix}context", (s, b, heads, u), g.dtype_bytes)
+    lse = Tensor(f"{prefix}log_sum_exp", (b, heads, s), 4)
     saves = [
         Save(q, "backward makes the scores again from it", FLASH),
         Save(k, "backward makes the scores again from it", FLASH),
@@ -151,13 +156,14 @@ def flash_attention(
         Save(lse, "log-sum-exp, fp32: normalises the scores made again", FLASH, small=True),
     ]
     if rng_bytes:
-        rng = Tensor("rng_state", (Axis.whole(str(rng_bytes), rng_bytes),), 1)
+        rng = Tensor(f"{prefix}rng_state", (Axis.whole(str(rng_bytes), rng_bytes),), 1)
         saves.append(Save(rng, "seed and offset of the kernel's random numbers", FLASH, small=True))
+    saves += bias
     flops = 2 * (elements((s, b, heads, d)) + elements((s, b, heads, u))) * s.size
     g.record(
         name,
         "flash_attention",
-        (q, k, v),
+        (q, k, v, *(save.tensor for save in bias)),
         (out,),
         saves=saves,
         flops=flops,
@@ -206,6 +212,23 @@ def mask(g: Graph, name: str, x: Tensor) -> Tensor:
     Saves nothing of its own: a mask that is materialised is one for the whole model.
     """
     return _elementwise(g, name, "mask", x)
+
+
+def relative_bias(g: Graph, name: str, q: Tensor, keys: Axis, causal: bool) -> list[Save]:
+    """q (s, b, a, d) -> a layer's copy of a bias (a, s, s) of its scores, for a fused kernel.
+
+    Saves nothing itself; the kernel saves what is returned: the copy, and where a causal mask
+    chooses it from the bias and -inf the choice, a byte a pair of tokens. The table is the stack's.
+    """
+    s, _, heads, _ = q.axes
+    bias = Tensor(name, (heads, s, keys), g.dtype_bytes)
+    g.record(name, "relative_bias", (), (bias,))
+    saves = [Save(bias, "bias of the scores, which backward makes again", HF_BIAS)]
+    if causal:
+        earlier = Tensor(f"{name}_earlier", (s, keys), 1)
+        g.record(f"{name}_choose", "relative_bias", (), (earlier,))
+        saves.append(Save(earlier, "which pairs have a bias, a byte each", HF_BIAS))
+    return saves
 
 
 def sink(g: Graph, name: str, x: Tensor) -> Tensor:
@@ -496,14 +519,27 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tens
     return out
 
 
+def rms_norm_chain_of_both(g: Graph, name: str, x: Tensor) -> Tensor:
+    """RMSNorm operation by operation, as T5 has it: squares in fp32, a product with x as it is.
+
+    Saves, beside what ``rms_norm_chain`` does, the input in its own type.
+    """
+    reason = "factor: the reciprocal norm's gradient needs it"
+    g.record(f"{name}_product", "rms_norm_chain", (x,), (), saves=(Save(x, reason, HF_T5),))
+    return rms_norm_chain(g, name, x)
+
+
 # --- the ends ----------------------------------------------------------------------------------
 
 
-def embedding(g: Graph, name: str, tokens: Tensor, vocabulary: Axis, hidden: Axis) -> Tensor:
+def embedding(
+    g: Graph, name: str, tokens: Tensor, vocabulary: Axis, hidden: Axis, shared: bool = False
+) -> Tensor:
     """Tokens (s, b) -> (s, b, h): rows of a table, whose rows are split over the ranks.
 
     Saves its indices; where the table is split, those shifted to a rank's own rows, and a byte a
-    token that says which are another rank's. The output is then a partial sum.
+    token that says which are another rank's. The output is then a partial sum. ``shared`` says
+    whether the table is another operation's, and not counted here.
     """
     s, b = tokens.axes
     out = Tensor(f"{name}_output", (s, b, hidden), g.dtype_bytes)
@@ -516,7 +552,7 @@ def embedding(g: Graph, name: str, tokens: Tensor, vocabulary: Axis, hidden: Axi
             Save(rows, reason, MEGATRON_VP, small=True),
             Save(foreign, "which tokens are another rank's, a byte each", MEGATRON_VP, small=True),
         ]
-    weights = (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden)),)
+    weights = () if shared else (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden)),)
     g.record(name, "embedding", (tokens,), (out,), saves=saves, weights=weights)
     return out
 
@@ -529,6 +565,54 @@ def position_embedding(g: Graph, name: str, x: Tensor, positions: Axis) -> Tenso
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     weights = (Weight(f"{name}.weight", (positions, *x.axes[2:])),)
     g.record(name, "position_embedding", (x,), (out,), weights=weights)
+    return out
+
+
+def relative_table(g: Graph, name: str, buckets: Axis, heads: Axis, s: Axis) -> None:
+    """A stack's table of relative positions: a bias (a, s, s) of the scores, from learned rows.
+
+    Saves its indices, int64, once for all of the stack's layers.
+    """
+    heads = g.mesh.tensor(heads)
+    index = Tensor(f"{name}_index", (s, Axis.whole("s", s.size)), 8)
+    bias = Tensor(f"{name}_output", (heads, *index.axes), g.dtype_bytes)
+    save = Save(index, "bucket of each pair of tokens, int64", TORCH_CHAIN)
+    weights = (Weight(f"{name}.weight", (buckets, heads)),)
+    g.record(name, "relative_table", (), (bias,), saves=(save,), weights=weights)
+
+
+def share(g: Graph, name: str, x: Tensor) -> None:
+    """What every layer of another stack reads. Saves it, once for all of them."""
+    reason = "the keys and values of every decoder layer come from it"
+    g.record(name, "share", (x,), (), saves=(Save(x, reason, KORTHIKANTI),))
+
+
+def patch_embedding(g: Graph, name: str, patches: Tensor, tokens: Axis, hidden: Axis) -> Tensor:
+    """Patches of an image (s-1, b, pixels) -> (s, b, h), by a linear, a class token before them.
+
+    Saves the patches, that is the image. Every rank embeds its own tokens with the whole weight.
+    """
+    _, b, pixels = patches.axes
+    out = Tensor(f"{name}_output", (tokens, b, hidden), g.dtype_bytes)
+    weights = (
+        Weight(f"{name}.weight", (hidden, pixels)),
+        Weight(f"{name}.bias", (hidden,)),
+        Weight("class_token", (hidden,)),
+    )
+    save = Save(patches, "input: the weight's gradient needs it", TORCH_CHAIN)
+    flops = 2 * elements(patches.axes) * hidden.size
+    g.record(name, "patch_embedding", (patches,), (out,), (save,), flops, weights=weights)
+    return out
+
+
+def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
+    """x (s, b, h) -> logits (1, b, classes) by the first token. Saves x, for that is a view."""
+    _, b, hidden = x.axes
+    out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, classes), g.dtype_bytes)
+    weights = (Weight(f"{name}.weight", (classes, hidden)), Weight(f"{name}.bias", (classes,)))
+    save = Save(x, "input: its first token is a view of it", TORCH_CHAIN)
+    flops = 2 * elements((b, hidden)) * classes.size
+    g.record(name, "linear", (x,), (out,), (save,), flops, weights=weights)
     return out
 
 

@@ -115,7 +115,7 @@ class Attention(nn.Module):
         if self.rotary:
             q = self.query_rotary(q, self.cos, self.sin)
             k = self.key_rotary(k, self.cos, self.sin)
-        context = region(self.policy, "core_attention", self.core, q, k, v)
+        context = region(self.policy, "core_attention", self.core, q, k, v, inside="attention")
         out: Tensor = self.attention_dropout(self.proj(context.flatten(2)))
         return out
 

@@ -243,6 +243,26 @@ FAMILIES: dict[str, Family] = {
             "dropout": ("attention_dropout", "mlp_dropout"),
         },
     ),
+    "vit": Family(
+        "ViTLayer",
+        {
+            "hidden_size": "hidden_size",
+            "num_attention_heads": "heads",
+            "intermediate_size": "ffn_size",
+            "hidden_act": _plain,
+            "qkv_bias": "qkv_bias",
+            "hidden_dropout_prob": "hidden_dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+        },
+        {
+            "attention": (*_CORE, *_LINEARS),
+            "layernorm_before": ("input_norm",),
+            "layernorm_after": ("mlp_norm",),
+            "activation_fn": ("gelu", "relu", "silu"),
+            "dropout": ("attention_dropout", "mlp_dropout"),
+            ".": ("attention_residual", "layer"),
+        },
+    ),
     "bloom": Family(
         "BloomBlock",
         {

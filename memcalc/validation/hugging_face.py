@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.overrides import TorchFunctionMode
 
-from memcalc.blocks.layer import kinds
+from memcalc.blocks.layer import usual_kind
 from memcalc.config import Config, Model, Run
 from memcalc.config.readers import huggingface
 from memcalc.errors import MemcalcError, UsageError
@@ -53,6 +53,7 @@ _BESIDE_LAYERS = (
     *("name", "source", "layers", "vocab_size", "max_seq_length", "embedding_norm", "final_norm"),
     *("token_types", "head_transform", "head_bias", "tied_embeddings", "embedding_dropout"),
     *("final_softcap", "mtp_layers", "window_layers", "moe_layers"),
+    *("image_size", "patch_size", "image_channels", "classes"),
 )
 
 
@@ -94,7 +95,7 @@ def require(config: Config) -> None:
 
 def _differences(name: str, config: Config) -> dict[str, Any]:
     """What a family's layers have otherwise than a model, read back from its config.json."""
-    model, kind = config.model, _kind(config)
+    model, kind = config.model, usual_kind(config.model)
     content = {"model_type": name, "num_hidden_layers": 1, **described(name, model, kind)}
     try:
         theirs = huggingface.read(content, model.name).model
@@ -112,12 +113,6 @@ def _that_matter(different: dict[str, Any], config: Config) -> dict[str, Any]:
     """What differs, without the softmax that a flash kernel does not keep."""
     flash = config.run.implementation.attention == "flash"
     return {name: value for name, value in different.items() if name != "softmax_fp32" or not flash}
-
-
-def _kind(config: Config) -> str:
-    """The kind of layer that a model has most of, as ``layer_graph`` takes it."""
-    there = kinds(config.model)
-    return max(there, key=lambda kind: there[kind])
 
 
 class HuggingFaceLayer(nn.Module):
@@ -168,7 +163,8 @@ class HuggingFaceLayer(nn.Module):
 def layer_of(config: Config) -> HuggingFaceLayer:
     """The layer of a config's model, of the kind that it has most of."""
     kind = family(config)
-    return HuggingFaceLayer(kind, described(kind, config.model, _kind(config)), config.run)
+    content = described(kind, config.model, usual_kind(config.model))
+    return HuggingFaceLayer(kind, content, config.run)
 
 
 def cuda_kernels(run: Run) -> AbstractContextManager[Any]:

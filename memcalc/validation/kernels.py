@@ -31,20 +31,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, rng_bytes: int, order: str, probability: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rng_bytes: int,
+    order: str,
+    probability: float = 0.0,
+    causal: bool = True,
 ) -> Tensor:
-    """q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d), causal, in one kernel.
+    """q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d), causal or not, in one kernel.
 
     The arguments are those of ``FlashAttention``, and the probability of dropout, for which CUDA's
     kernel keeps nothing more; the CPU's has no dropout.
     """
     if q.is_cuda or (q.is_cpu and not probability):
-        return native_flash_attention(q, k, v, probability)
-    out: Tensor = FlashAttention.apply(q, k, v, rng_bytes, order)
+        return native_flash_attention(q, k, v, probability, causal)
+    out: Tensor = FlashAttention.apply(q, k, v, rng_bytes, order, causal)
     return out
 
 
-def native_flash_attention(q: Tensor, k: Tensor, v: Tensor, probability: float) -> Tensor:
+def native_flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, probability: float, causal: bool = True
+) -> Tensor:
     """PyTorch's own flash kernel.
 
     Raises:
@@ -52,8 +60,9 @@ def native_flash_attention(q: Tensor, k: Tensor, v: Tensor, probability: float) 
     """
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            grouped = k.shape[1] != q.shape[1]
             return F.scaled_dot_product_attention(
-                q, k, v, dropout_p=probability, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
+                q, k, v, dropout_p=probability, is_causal=causal, enable_gqa=grouped
             )
     except RuntimeError as error:
         if "No available kernel" not in str(error):
@@ -86,17 +95,27 @@ class RmsNorm(Function):
 
 
 class FlashAttention(Function):
-    """q (b, a, s, d), k and v (b, k, s, d), however they lie in memory -> (b, a, s, d), causal.
+    """q (b, a, s, d), k and v (b, k, s, d), however they lie in memory -> (b, a, s, d).
 
     Keeps q, k, v, the output, the fp32 log-sum-exp and the state of the random numbers; backward
     makes the probabilities again, as FlashAttention does, though not in tiles. The output lies in
     memory as ``order`` says: tokens or batch first, heads and their elements last, as CUDA's does.
+    Attention is causal, unless it is said not to be.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rng_bytes: int, order: str) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rng_bytes: int,
+        order: str,
+        causal: bool = True,
+    ) -> Tensor:
         """The attention of every head."""
-        scores = _scores(q, k)
+        ctx.causal = causal
+        scores = _scores(q, k, causal)
         lse = torch.logsumexp(scores, -1)
         probs = torch.exp(scores - lse.unsqueeze(-1))
         out = torch.einsum(f"bast,batd->{order}ad", probs, _repeat(v, q).float())
@@ -112,13 +131,13 @@ class FlashAttention(Function):
         """From the probabilities, made again."""
         q, k, v, out, lse, *_ = ctx.saved_tensors
         dy = grads[0].float()
-        probs = torch.exp(_scores(q, k) - lse.unsqueeze(-1))
+        probs = torch.exp(_scores(q, k, ctx.causal) - lse.unsqueeze(-1))
         dv = probs.transpose(-1, -2) @ dy
         dp = dy @ _repeat(v, q).float().transpose(-1, -2)
         ds = probs * (dp - (dy * out.float()).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
         dq = ds @ _repeat(k, q).float()
         dk = ds.transpose(-1, -2) @ q.float()
-        return dq.to(q.dtype), _fold(dk, k), _fold(dv, v), None, None
+        return dq.to(q.dtype), _fold(dk, k), _fold(dv, v), None, None, None
 
 
 class GatedActivation(Function):
@@ -178,12 +197,14 @@ def _gated(packed: Tensor, kind: str) -> Tensor:
     return (F.silu(gate) if kind == "swiglu" else F.gelu(gate)) * up
 
 
-def _scores(q: Tensor, k: Tensor) -> Tensor:
-    """Scaled causal scores (b, a, s, s), in fp32."""
-    scores = q.float() @ _repeat(k, q).float().transpose(-1, -2)
+def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """Scaled scores (b, a, s, s), causal or not, in fp32."""
+    scores = q.float() @ _repeat(k, q).float().transpose(-1, -2) / q.shape[-1] ** 0.5
+    if not causal:
+        return scores
     s = q.shape[2]
     later = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
-    return (scores / q.shape[-1] ** 0.5).masked_fill(later, float("-inf"))
+    return scores.masked_fill(later, float("-inf"))
 
 
 def _repeat(x: Tensor, q: Tensor) -> Tensor:

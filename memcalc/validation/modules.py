@@ -168,8 +168,8 @@ class FlashCore(nn.Module):
 
         def attend(*qkv: Tensor) -> Tensor:
             q, k, v = (x.permute(1, 2, 0, 3) for x in qkv)
-            dropout = config.model.attention_dropout
-            out = kernels.flash_attention(q, k, v, rng_bytes, "sb", dropout)
+            dropout, causal = config.model.attention_dropout, config.model.causal
+            out = kernels.flash_attention(q, k, v, rng_bytes, "sb", dropout, causal)
             return out.permute(2, 0, 1, 3)
 
         self.flash_attention = Op(attend)
@@ -227,8 +227,11 @@ class Layer(nn.Module):
         """The layer, recomputed in backward where its config says so."""
         return self._region("layer", self._layer, x)
 
-    def _region(self, name: str, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
-        return region(self.policy, name, function, *inputs, early_stop=self.early_stop)
+    def _region(
+        self, name: str, function: Callable[..., Any], *inputs: Tensor, inside: str = ""
+    ) -> Tensor:
+        stop = self.early_stop
+        return region(self.policy, name, function, *inputs, inside=inside, early_stop=stop)
 
     def _layer(self, x: Tensor) -> Tensor:
         y = self._region("norm", self.input_norm, x)
@@ -241,7 +244,7 @@ class Layer(nn.Module):
         if self.rotary:
             q = self.query_rotary(q, self.cos, self.sin)
             k = self.key_rotary(k, self.cos, self.sin)
-        context = self._region("core_attention", self.core, q, k, v)
+        context = self._region("core_attention", self.core, q, k, v, inside="attention")
         out: Tensor = self.attention_dropout(self.proj(context))
         return out
 
@@ -311,6 +314,7 @@ def lacking(config: Config) -> str:
     """
     model, parallel = config.model, config.parallel
     there = {
+        "cross-attention": model.encoder_layers is not None,
         "experts": model.experts is not None,
         "latent attention": model.latent,
         f"{model.block} blocks": model.block != "pre_norm",
@@ -329,10 +333,14 @@ def region(
     name: str,
     function: Callable[..., Any],
     *inputs: Tensor,
+    inside: str = "",
     early_stop: bool = False,
 ) -> Tensor:
-    """A function's value, recomputed in backward if its region is among the policy's."""
-    if name not in policy.regions:
+    """A function's value, recomputed in backward if its region is among the policy's.
+
+    Where the region that it stands inside is among them too, it is made again with that, and once.
+    """
+    if name not in policy.regions or inside in policy.regions:
         result: Tensor = function(*inputs)
         return result
     options: dict[str, Any] = {"use_reentrant": False, "early_stop": early_stop}

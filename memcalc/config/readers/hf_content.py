@@ -22,7 +22,7 @@ ALIASES = {
         *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads", "n_head_kv"),
         *("multi_query_group_num", "num_query_groups"),
     ),
-    "head_size": ("head_dim",),
+    "head_size": ("head_dim", "d_kv"),
     "ffn_size": (
         *("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"),
         *("ffn_embed_dim", "mlp_dim"),
@@ -52,6 +52,13 @@ PLAIN = {
     "swish": "silu",
     "relu": "relu",
     "relu2": "squared_relu",
+}
+T5 = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gated-gelu": "geglu_new",
+    "gated-silu": "swiglu",
+    "gated-swish": "swiglu",
 }
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
 
@@ -146,8 +153,22 @@ class Content:
             raise ConfigError(f"{pairs} contradict each other")
         return next(iter(words.values()), known[default])
 
+    def word(self, key: str, known: Mapping[str, str], default: str) -> str:
+        """An activation under one key, in memcalc's word.
+
+        Raises:
+            InputError: It is not modelled.
+        """
+        return _word(self.get(key, default), known)
+
     def _names(self, fact: str) -> tuple[str, ...]:
-        """A fact's names: beside ``dim``, ``hidden_dim`` is what Mistral calls the MLP's width."""
+        """A fact's names.
+
+        Beside ``dim``, ``hidden_dim`` is what Mistral calls the MLP's width; beside the number of
+        a decoder's layers, ``num_layers`` is what T5 calls the encoder's.
+        """
+        if fact == "layers" and self._content.get("num_decoder_layers") is not None:
+            return tuple(name for name in ALIASES[fact] if name != "num_layers")
         if self.states("dim") and self.states("hidden_dim"):
             if fact == "hidden_size":
                 return tuple(name for name in ALIASES[fact] if name != "hidden_dim")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.readers.hf_content import GATED, PLAIN, Content
+from memcalc.config.readers.hf_content import GATED, PLAIN, T5, Content
 from memcalc.config.readers.hf_layers import (
     flag,
     gpt_neo_windows,
@@ -16,6 +16,7 @@ from memcalc.config.readers.hf_layers import (
     qwen_windows,
     windows,
 )
+from memcalc.errors import InputError
 
 Facts = dict[str, Any]
 
@@ -202,6 +203,62 @@ def _bert(said: Content) -> Facts:
         "hidden_dropout": hidden,
         "embedding_dropout": hidden,
     }
+
+
+def _t5(said: Content, mlp: str = "relu") -> Facts:
+    dropout = said.dropout("dropout_rate", 0.1)
+    return {
+        "encoder_layers": said.size("num_layers", said.fact("layers")),
+        "norm": "rmsnorm",
+        "norm_keeps_input": True,
+        "activation": said.word("feed_forward_proj", T5, mlp),
+        "position": "relative",
+        "relative_buckets": said.size("relative_attention_num_buckets", 32),
+        "drops_activation": True,
+        "qkv_bias": False,
+        "proj_bias": False,
+        "mlp_bias": False,
+        "tied_embeddings": said.get("tie_word_embeddings", True),
+        "attention_dropout": dropout,
+        "hidden_dropout": dropout,
+        "embedding_dropout": dropout,
+    }
+
+
+def _mt5(said: Content) -> Facts:
+    return _t5(said, "gated-gelu")
+
+
+def _vit(said: Content) -> Facts:
+    hidden = said.get("hidden_dropout_prob", 0.0)
+    labels = said.get("id2label", {})
+    return {
+        "image_size": _side(said, "image_size", 224),
+        "patch_size": _side(said, "patch_size", 16),
+        "image_channels": said.size("num_channels", 3),
+        "classes": said.size("num_labels", len(labels) if isinstance(labels, dict) else 0) or 2,
+        "norm": "layernorm",
+        "activation": said.activation(PLAIN, "gelu"),
+        "position": "learned",
+        "qkv_bias": said.get("qkv_bias", True),
+        "softmax_fp32": True,
+        "causal": False,
+        "tied_embeddings": False,
+        "attention_dropout": said.get("attention_probs_dropout_prob", 0.0),
+        "hidden_dropout": hidden,
+        "embedding_dropout": hidden,
+    }
+
+
+def _side(said: Content, key: str, default: int) -> Any:
+    """Pixels of a square's side, where both of its sides may be given."""
+    value = said.size(key, default)
+    match value:
+        case [height, width]:
+            if height != width:
+                raise InputError(f"{key} is not modelled where it is not a square")
+            return height
+    return value
 
 
 def _llama(said: Content) -> Facts:
@@ -414,6 +471,7 @@ FAMILIES: dict[str, Callable[[Content], Facts]] = {
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
+    "mt5": _mt5,
     "opt": _opt,
     "phi": _phi,
     "phi3": _phi3,
@@ -422,6 +480,8 @@ FAMILIES: dict[str, Callable[[Content], Facts]] = {
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "starcoder2": _starcoder2,
+    "t5": _t5,
+    "vit": _vit,
 }
 
 # What the classes of transformers take where a config says nothing, of what is not asked for.
@@ -474,7 +534,9 @@ DEFAULTS: dict[str, Facts] = {
         "experts_per_token": 8,
         "sliding_window": 4096,
     },
+    "mt5": {"head_size": 64},
     "starcoder2": {"kv_heads": 2},
+    "t5": {"head_size": 64},
 }
 
 # Families whose MLP is four times the hidden size wide where the config gives no width.

@@ -28,21 +28,23 @@ UNMODELLED = {
 HARMLESS = """
     _sliding_window_pattern attention_multiplier auto_map aux_loss_alpha bad_words_ids
     begin_suppress_tokens boi_token_index bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout decoder_start_token_id do_sample dtype embedding_multiplier eoi_token_index
-    eos_token_id ep_size experts_per_token finetuning_task gate_type id2label image_token_index
-    init_std initial_context_length initializer_range is_encoder_decoder kv_channels label2id
-    layer_norm_eps layer_norm_epsilon layerdrop logit_scale logits_scaling masked_softmax_fusion
-    max_length max_window_layers mlp_type mm_tokens_per_image n_ctx n_embed n_group name_or_path
-    norm_eps norm_epsilon norm_type offset_alibi original_max_position_embeddings
-    output_attentions output_hidden_states output_router_logits pad_token_id partial_rotary_factor
-    prefix pretraining_tp qk_head_dim query_pre_attn_scalar residual_multiplier return_dict
-    rms_norm_eps rope_interleave rope_local_base_freq rope_parameters rope_scaling rope_theta
-    rotary_dim rotary_emb_base rotary_pct routed_scaling_factor router_aux_loss_coef
-    scale_attention_softmax_in_fp32 scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id
-    seq_aux seq_length skip_bias_add skip_bias_add_qkv slow_but_exact summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj swiglu_alpha
-    swiglu_limit task_specific_params tokenizer_class topk_group topk_method torch_dtype
-    transformers_version unk_token_id use_cache use_mrope
+    classifier_dropout decoder_start_token_id dense_act_fn do_sample dtype embedding_multiplier
+    encoder_stride eoi_token_index eos_token_id ep_size experts_per_token finetuning_task gate_type
+    id2label image_token_index init_std initial_context_length initializer_factor initializer_range
+    is_encoder_decoder is_gated_act kv_channels label2id layer_norm_eps layer_norm_epsilon
+    layerdrop logit_scale logits_scaling masked_softmax_fusion max_length max_window_layers
+    mlp_type mm_tokens_per_image n_ctx n_embed n_group name_or_path norm_eps norm_epsilon norm_type
+    offset_alibi original_max_position_embeddings output_attentions output_hidden_states
+    output_past output_router_logits pad_token_id partial_rotary_factor pooler_act
+    pooler_output_size prefix pretraining_tp qk_head_dim query_pre_attn_scalar
+    relative_attention_max_distance residual_multiplier return_dict rms_norm_eps rope_interleave
+    rope_local_base_freq rope_parameters rope_scaling rope_theta rotary_dim rotary_emb_base
+    rotary_pct routed_scaling_factor router_aux_loss_coef scale_attention_softmax_in_fp32
+    scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id seq_aux seq_length
+    skip_bias_add skip_bias_add_qkv slow_but_exact summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj swiglu_alpha swiglu_limit
+    task_specific_params tokenizer_class topk_group topk_method torch_dtype transformers_version
+    unk_token_id use_cache use_mrope
 """.split()  # noqa: SIM905 - words read best as words
 NAMES = ("model_type", "architectures", "_name_or_path")
 
@@ -71,6 +73,7 @@ ARCHITECTURES = {
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "LlamaModel": "llama",
+    "MT5ForConditionalGeneration": "mt5",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "OPTForCausalLM": "opt",
@@ -81,6 +84,9 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Starcoder2ForCausalLM": "starcoder2",
+    "T5ForConditionalGeneration": "t5",
+    "ViTForImageClassification": "vit",
+    "ViTModel": "vit",
 }
 
 # Families that Model cannot say, each with what it lacks for them.
@@ -90,7 +96,7 @@ REFUSED = {
     "mpt": "its sizes stand in attn_config and expansion_ratio",
     "olmo": "its norms have no weights",
     "olmo2": "its norms of query and key are over all heads at once, and follow the sublayers",
-    "t5": "encoders with decoders are not modelled",
+    "umt5": "each of its layers has a table of relative positions",
 }
 
 
