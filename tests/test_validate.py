@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -66,12 +67,19 @@ VECTORS = {
 GATHERED = {"22b": 1061175296, "175b": 446697472, "530b": 660606976, "1t": 825757696}
 
 
+FAULTS = """
+import os
+
+import torch
+
+
 def fails_on_rank_1(rank, how):
     if rank == 1 and how == "die":
         os._exit(7)
     if rank == 1:
         raise ValueError("the cause")
     torch.distributed.barrier()
+"""
 
 
 # The catalogue's models whose layer is written here, by hand or for DTensor.
@@ -640,9 +648,14 @@ class TestRanks:
         ("how", "message"),
         [("raise", "rank 1 failed: the cause"), ("die", r"rank 1 died \(exit code 7\)")],
     )
-    def test_the_rank_that_failed_is_named_and_not_one_that_waited_for_it(self, how, message):
+    def test_the_rank_that_failed_is_named_and_not_one_that_waited_for_it(
+        self, how, message, tmp_path, monkeypatch
+    ):
+        (tmp_path / "rank_faults.py").write_text(FAULTS)  # where the ranks' processes find it
+        monkeypatch.syspath_prepend(tmp_path)
+        function = import_module("rank_faults").fails_on_rank_1
         with pytest.raises(ranks.RankError, match=message):
-            ranks.on_each(2, fails_on_rank_1, how)
+            ranks.on_each(2, function, how)
 
     def test_a_rank_that_hangs_is_ended(self):
         """Starting takes longer than this."""
