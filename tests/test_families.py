@@ -50,7 +50,7 @@ def layers(name, implementation):
     """A layer of each kind of a catalogue's model, with its config and its input."""
     config = load(name, seq_length=S, micro_batch_size=B, implementation=implementation)
     model, (of, content) = config.model, public(name)
-    for kind in kinds(model):
+    for kind in kinds(model).keys() - {"mtp"}:  # transformers does not build these
         number = [kind_of(model, each) for each in range(model.layers)].index(kind)
         layer = HuggingFaceLayer(of, content, config.run, number)
         shape = (B, S, model.hidden_size)

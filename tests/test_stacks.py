@@ -18,7 +18,7 @@ from memcalc import resources, symbols
 from memcalc.analysis import activations, flops
 from memcalc.analysis.layers import layer_bytes, layer_entries
 from memcalc.analysis.parameters import owned, parameters
-from memcalc.analysis.stages import chunks, stage
+from memcalc.analysis.stages import chunks, stage, stages
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import DECODER, DENSE, ENCODER, kinds, layer_graph
@@ -26,6 +26,7 @@ from memcalc.config import Config, Model, Parallel, Run, load
 from memcalc.config.readers import huggingface
 from memcalc.errors import ConfigError, InputError, UsageError
 from memcalc.formulas import layer_formula
+from memcalc.validation import kernels
 from memcalc.validation.hugging_face import CudaKernels
 from memcalc.validation.measure import measure
 
@@ -414,3 +415,57 @@ class TestCommandLine:
         patches, classes = 2 * (s - 1) * 3 * 16**2 * h, 2 * h * 1000
         row = library.flops(load("vit-large")).records()[0]
         assert row["forward_flops"] == layers * layer + patches + classes
+
+
+class TestFurtherTokens:
+    """Multi-token prediction: a layer of experts behind what joins its two inputs."""
+
+    def test_it_keeps_what_pytorch_keeps_of_the_join_and_of_the_last_norm(self):
+        s, b, h = 64, 2, 128
+
+        class Join(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norms = torch.nn.ParameterList(
+                    torch.empty(h, dtype=torch.bfloat16, device="meta") for _ in range(3)
+                )
+                self.proj = torch.empty(h, 2 * h, dtype=torch.bfloat16, device="meta")
+                self.proj = torch.nn.Parameter(self.proj)
+
+            def forward(self, embedded, x):
+                normed = [
+                    kernels.rms_norm(y, w) for y, w in zip((embedded, x), self.norms, strict=False)
+                ]
+                return kernels.rms_norm(torch.cat(normed, -1) @ self.proj.t(), self.norms[2])
+
+        given = [
+            torch.empty(s, b, h, dtype=torch.bfloat16, device="meta", requires_grad=True)
+            for _ in range(2)
+        ]
+        measured = measure(Join(), *given)
+        model = replace(load("deepseek-v3").model, hidden_size=h, layers=1, moe_layers=None)
+        config = Config(model, Parallel(), Run(seq_length=s, micro_batch_size=b))
+        of = {
+            kind: sum(e.tensor.bytes for e in layer_entries(config, "exact", kind=kind))
+            for kind in ("mtp", "moe")
+        }
+        # the projection's output is the layer's input, and its output that of the last norm
+        assert of["mtp"] - of["moe"] == measured.bytes
+
+    def test_its_weights_are_a_layers_and_those_of_the_join_and_three_norms(self):
+        config = load("deepseek-v3")
+        h = config.model.hidden_size
+        further, layer = (owned(layer_graph(config, kind=kind)) for kind in ("mtp", "moe"))
+        assert further - layer == 2 * h**2 + 3 * h
+
+    def test_it_stands_on_the_last_stage_with_a_head_of_its_own(self):
+        settings = {"seq_length": 4096, "tp": 8, "sp": True, "ep": 8}
+        with_ = load("deepseek-v3", **settings)
+        without = replace(with_, model=replace(with_.model, mtp_layers=0))
+        assert kinds(with_.model) == {"dense": 3, "moe": 58, "mtp": 1}
+        more, less = stages(with_)[0], stages(without)[0]
+        assert more.layers - less.layers == layer_bytes(with_, kind="mtp")
+        assert more.head == 2 * less.head
+        extra = flops.iteration(with_).forward - flops.iteration(without).forward
+        head = flops.forward(head_graph(with_))
+        assert extra == flops.layer(with_, kind="mtp").forward + head

@@ -141,7 +141,8 @@ def layer(config: Config, causal: bool = False, kind: str | None = None) -> Flop
 def iteration(config: Config, causal: bool = False) -> Flops:
     """FLOPs of an iteration: all layers and the ends, for all micro-batches of all ranks.
 
-    A table of words has no products; the patches of an image have.
+    A table of words has no products; the patches of an image have. Every layer that predicts
+    further tokens has a head.
 
     >>> from memcalc.config import load
     >>> f"{iteration(load('530b')).model:.4e}"
@@ -151,7 +152,8 @@ def iteration(config: Config, causal: bool = False) -> Flops:
     layers = {kind: layer(config, causal, kind) for kind in kinds(config.model)}
     passes = sum(n * layers[kind].forward for kind, n in kinds(config.model).items())
     again = sum(n * layers[kind].recomputed for kind, n in recomputed_layers(config).items())
-    ends = forward(embedding_graph(config), causal) + forward(head_graph(config), causal)
+    heads = 1 + config.model.mtp_layers
+    ends = forward(embedding_graph(config), causal) + heads * forward(head_graph(config), causal)
     return Flops(times * (passes + ends), times * again)
 
 

@@ -6,7 +6,7 @@ from math import prod
 
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import MOE, kinds, layer_graph
+from memcalc.blocks.layer import MOE, MTP, kinds, layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph
 from memcalc.graph.mesh import Size, elements
@@ -48,7 +48,7 @@ def parameters(config: Config, sizes: Mapping[str, Size] | None = None) -> Size:
     8.03
     """
     ends = owned(embedding_graph(config, sizes)) + owned(head_graph(config, sizes))
-    numbers: dict[str, Size] = dict(kinds(config.model))
+    numbers: dict[str, Size] = {k: n for k, n in kinds(config.model).items() if k != MTP}
     if sizes is not None and len(numbers) == 1:
         numbers = dict.fromkeys(numbers, sizes["L"])
     layers = (n * owned(layer_graph(config, sizes, kind)) for kind, n in numbers.items())

@@ -8,7 +8,7 @@ from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.schedule import order, peak
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import kind_of, kinds
+from memcalc.blocks.layer import MTP, kind_of, kinds
 from memcalc.blocks.layer import layers as layers_of
 from memcalc.config import Config
 from memcalc.errors import ConfigError
@@ -77,7 +77,8 @@ def stage(
     first, last = number == 0, number == parallel.pp - 1
     layers = [chunk_bytes(config, names, accounting) for names in chunks(config, number)]
     embedding = _bytes(embedding_graph(config), accounting) if first else 0
-    head = _bytes(head_graph(config), accounting) if last else 0
+    heads = 1 + config.model.mtp_layers
+    head = heads * _bytes(head_graph(config), accounting) if last else 0
     output = 0 if frees_outputs else output_bytes(config)
     final = parallel.vpp - 1
 
@@ -111,6 +112,7 @@ def chunks(config: Config, stage: int) -> list[list[str]]:
     """The kinds of the layers of each of a stage's chunks, in order.
 
     Chunks are dealt out as Megatron-core does: the first to each stage in turn, then the second.
+    The last has the layers that predict further tokens, each with a head of its own.
 
     >>> from memcalc.config import load
     >>> chunks(load("175b"), 0)[0]
@@ -118,7 +120,10 @@ def chunks(config: Config, stage: int) -> list[list[str]]:
     """
     parallel, n = config.parallel, layers_per_chunk(config)
     starts = ((chunk * parallel.pp + stage) * n for chunk in range(parallel.vpp))
-    return [[kind_of(config.model, i) for i in range(start, start + n)] for start in starts]
+    found = [[kind_of(config.model, i) for i in range(start, start + n)] for start in starts]
+    if stage == parallel.pp - 1:
+        found[-1] += [MTP] * config.model.mtp_layers
+    return found
 
 
 def chunk_bytes(config: Config, names: Sequence[str], accounting: str) -> int:

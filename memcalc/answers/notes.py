@@ -17,6 +17,7 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
     lines += method_note(config)
     lines += _of_experts(config, accounting)
     lines += _of_windows(config)
+    lines += _of_further_tokens(config)
     lines += _of_stacks(config, accounting)
     return (*lines, *(f"warning: {warning}" for warning in config.warnings))
 
@@ -36,8 +37,6 @@ def _of_experts(config: Config, accounting: str | None) -> list[str]:
         lines.append(
             "not counted: the places of routed tokens, some 8 to 24 bytes for each of their copies"
         )
-    if model.mtp_layers:
-        lines.append(f"not counted: {model.mtp_layers} layer(s) that predict further tokens")
     return lines
 
 
@@ -49,6 +48,16 @@ def _of_windows(config: Config) -> list[str]:
     return [
         f"{number} of {model.layers} layers see {model.sliding_window} tokens back: they keep as "
         "much, and their FLOPs are counted over the whole sequence"
+    ]
+
+
+def _of_further_tokens(config: Config) -> list[str]:
+    number = config.model.mtp_layers
+    if not number:
+        return []
+    return [
+        f"mtp: {number} layer(s) that predict further tokens stand on the last stage, each with a "
+        "head; counts of parameters are without them"
     ]
 
 

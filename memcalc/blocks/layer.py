@@ -15,7 +15,7 @@ from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Size
 
-DENSE, MOE, ENCODER, DECODER = "dense", "moe", "encoder", "decoder"
+DENSE, MOE, ENCODER, DECODER, MTP = "dense", "moe", "encoder", "decoder", "mtp"
 # the last sublayer of each kind of layer; the first is attention
 SECOND = {DENSE: mlp, MOE: moe, ENCODER: mlp, DECODER: mlp}
 
@@ -81,6 +81,22 @@ def decoder(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
     return ops.add(g, "mlp_residual", x, y)
 
 
+def further_token(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
+    """x (s, b, h) and the next tokens' embedding -> (s, b, h): multi-token prediction.
+
+    Both are normed, joined to a width of 2h and projected to h, then pass a layer and a last norm
+    (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-core, multi_token_prediction.py).
+    """
+    embedded = m.hidden_state(g, "next_tokens")
+    parts = layer_norm(g, "embedded_norm", embedded, m), layer_norm(g, "hidden_norm", x, m)
+    *tokens, h = x.axes
+    joined = ops.concatenate(g, "join", "joined", parts, (*tokens, h.times(2)))
+    y = ops.enter_tensor_parallel(g, "join_enter", joined, m.kernels.keeps_gathered)
+    (y,) = ops.linear(g, "join_proj", y, {"join_proj_output": (m.h,)}, ops.COLUMN)
+    x = ops.gather_features(g, "join_gather", y, x.axes)
+    return layer_norm(g, "further_norm", BLOCKS[m.model.block](g, x, m, second), m)
+
+
 def layer(g: Graph, x: Tensor, m: Spec, kind: str) -> Tensor:
     """x (s, b, h) -> (s, b, h): attention and an MLP, or experts; a decoder's has cross-attention.
 
@@ -90,6 +106,8 @@ def layer(g: Graph, x: Tensor, m: Spec, kind: str) -> Tensor:
     with g.region("layer"):
         if kind == DECODER:
             return decoder(g, x, m, SECOND[kind])
+        if kind == MTP:
+            return further_token(g, x, m, SECOND[kind_of(m.model, m.model.layers - 1)])
         if kind == ENCODER:
             m = replace(m, causal=False)
         return BLOCKS[m.model.block](g, x, m, SECOND[kind])
@@ -109,11 +127,12 @@ def kinds(model: Model) -> dict[str, int]:
     {'dense': 48}
     """
     names = [kind_of(model, number) for number in range(layers(model))]
+    names += [MTP] * model.mtp_layers
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
 def layers(model: Model) -> int:
-    """The layers of all of a model's stacks.
+    """The layers of all of a model's stacks, without those that predict further tokens.
 
     >>> from memcalc.config import load
     >>> layers(load("t5-11b").model)
@@ -126,7 +145,7 @@ def usual_kind(model: Model) -> str:
     """The kind of layer that there is most of; of as many, the first."""
     if model.experts is None and model.encoder_layers is None:
         return DENSE
-    there = kinds(model)
+    there = {kind: number for kind, number in kinds(model).items() if kind != MTP}
     return max(there, key=lambda name: there[name])
 
 

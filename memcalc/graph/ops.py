@@ -682,6 +682,16 @@ def all_reduce(g: Graph, name: str, x: Tensor) -> Tensor:
     return out
 
 
+def gather_features(g: Graph, name: str, x: Tensor, axes: tuple[Axis, ...]) -> Tensor:
+    """x (s, b, h/t) -> (s, b, h), or a part of the tokens; backward slices. Saves nothing."""
+    if g.mesh.t == 1:
+        return x
+    out = Tensor(f"{name}_output", axes, x.dtype_bytes)
+    moves = (Move("all_gather", "forward", x.bytes * g.mesh.t, g.mesh.t),)
+    g.record(name, "gather_features", (x,), (out,), moves=moves)
+    return out
+
+
 def all_gather(g: Graph, name: str, x: Tensor, keeps_gathered: bool) -> Tensor:
     """g: x (s/t, b, h) -> (s, b, h); backward reduce-scatters the gradient.
 
