@@ -1,6 +1,7 @@
 """config.json files as people bring them: their traps, and any of them broken at random."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -350,7 +351,12 @@ def broken(draw):
     return config
 
 
-@settings(max_examples=500, derandomize=True, deadline=None, database=None)
+@settings(
+    max_examples=int(os.environ.get("MEMCALC_FUZZ", "500")),
+    derandomize="MEMCALC_FUZZ" not in os.environ,
+    deadline=None,
+    database=None,
+)
 @given(broken())
 def test_a_broken_config_is_a_source_or_one_clear_line(config):
     try:

@@ -1,6 +1,7 @@
 """Launch files: Megatron-LM scripts and YAMLs, gpt-neox, nanotron and DeepSpeed."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -925,8 +926,8 @@ def refusal(read, path):
     ],
 )
 @settings(
-    max_examples=200,
-    derandomize=True,
+    max_examples=int(os.environ.get("MEMCALC_FUZZ", "200")),
+    derandomize="MEMCALC_FUZZ" not in os.environ,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
