@@ -23,7 +23,7 @@ from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
-from memcalc.validation import allocator, cuda, gradients, kernels, ranks, room, witness
+from memcalc.validation import allocator, cuda, gradients, kernels, megatron, ranks, room, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.hugging_face import CudaKernels, HuggingFaceLayer
@@ -293,6 +293,44 @@ class TestMegatron:
         report = validate(Config(model, Parallel(), run_), "meta", against="megatron")
         assert report.failures == ()
         assert sums(report) == (599040, 599040)
+
+    @pytest.mark.parametrize("shared_ffn_size", [None, 160])
+    def test_a_layer_of_experts_keeps_the_ledgers_tensors_and_small_ones_of_its_own(
+        self, shared_ffn_size
+    ):
+        """By sums, for an expert's tensors are as long as the tokens that it happens to get."""
+        model = Model(
+            name="toy",
+            layers=1,
+            hidden_size=128,
+            heads=4,
+            norm="rmsnorm",
+            activation="swiglu",
+            position="none",
+            qkv_bias=False,
+            proj_bias=False,
+            mlp_bias=False,
+            experts=4,
+            experts_per_token=2,
+            expert_ffn_size=96,
+            shared_ffn_size=shared_ffn_size,
+        )
+        run_ = Run(seq_length=64, micro_batch_size=2, implementation="megatron-local")
+        config, place = Config(model, Parallel(), run_), Place("cpu", TYPES["bf16"])
+        torch.manual_seed(0)
+        with megatron.groups(place):
+            layer = megatron.MegatronLayer(config, place)
+            for parameter in layer.parameters():
+                torch.nn.init.normal_(parameter, std=0.02)
+            measured = measure(layer, hidden_state(config, place))
+        assert measured.agrees
+        # small is what has less than 16 bytes for each routed token: their places, weights, scores
+        most = 16 * 2 * 64 * 2
+        kept_ = [each.bytes for each in measured.stored if each.made_by != "later"]
+        counted = [entry.tensor.bytes for entry in kept(layer_graph(config))]
+        large, ours = (sum(x for x in sizes if x > most) for sizes in (kept_, counted))
+        assert large == ours
+        assert sum(kept_) - large < 4 * most
 
     @pytest.mark.parametrize("sp", [False, True])
     def test_two_real_ranks(self, sp):

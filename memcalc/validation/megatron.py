@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from memcalc.config import Config
+from memcalc.config import Config, Model
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
 from memcalc.validation import kernels
@@ -87,6 +87,11 @@ def off_cuda(config: Config, place: Place) -> Iterator[None]:
         (random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True),
         (random, "_get_cuda_rng_state", lambda *a, **k: torch.empty(0)),
         (random, "_set_cuda_rng_state", lambda *a, **k: None),
+        # experts' tokens are counted on a stream of their own
+        (torch.cuda, "Stream", _Stream),
+        (torch.cuda, "current_stream", lambda *a: _Stream()),
+        (torch.cuda, "stream", lambda *a: nullcontext()),
+        (Tensor, "record_stream", lambda *a: None),
     ]
     old = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     for owner, name, value in replaced:
@@ -160,6 +165,20 @@ class _Tracker:
         """Nothing to set."""
 
 
+class _Stream:
+    """A stream on which everything is done at once."""
+
+    def wait_stream(self, *streams: Any) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, *events: Any) -> "_Stream":
+        """What can be waited for as well."""
+        return self
+
+
 class _LayerNorm(nn.LayerNorm):
     """PyTorch's LayerNorm where Megatron-core builds its own."""
 
@@ -182,6 +201,24 @@ class _RmsNorm(nn.Module):
         """x (s, b, h) -> (s, b, h)."""
         out: Tensor = kernels.RmsNorm.apply(x, self.weight, 1e-5)
         return out
+
+
+def _mixture(model: Model) -> dict[str, Any]:
+    """Options of a dropless mixture of experts, whose products run one after another."""
+    if model.experts is None:
+        return {}
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):  # comes with Transformer Engine
+        moe_utils.te_general_gemm = None
+    return {
+        "num_moe_experts": model.experts,
+        "moe_router_topk": model.experts_per_token,
+        "moe_ffn_hidden_size": model.expert_ffn_size,
+        "moe_shared_expert_intermediate_size": model.shared_ffn_size,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "alltoall",
+    }
 
 
 def _build(config: Config, place: Place) -> nn.Module:
@@ -218,8 +255,9 @@ def _build(config: Config, place: Place) -> nn.Module:
             bias_dropout_fusion=False,
             perform_initialization=False,
             recompute_granularity="selective" if run.policy.regions else None,
+            **_mixture(model),
         )
-        spec = get_gpt_layer_local_spec()
+        spec = get_gpt_layer_local_spec(num_experts=model.experts)
         norm = _LayerNorm if model.norm == "layernorm" else _RmsNorm
         spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = norm
         with torch.device(place.device):
