@@ -5,6 +5,7 @@ import sympy
 
 import memcalc
 from memcalc import symbols
+from memcalc.analysis.activations import kept
 from memcalc.analysis.communication import of_graph, of_iteration
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import load
@@ -116,3 +117,19 @@ def test_layers_that_do_not_divide_are_refused():
 
 def test_one_rank_sends_nothing():
     assert memcalc.comm(load("llama-3-8b")).rows == ()
+
+
+def test_what_latent_attention_expands_again_it_gathers_again_from_its_shards():
+    """Megatron-core 0.16.1, multi_latent_attention.py: the checkpoint of mla_up_proj is around the
+    column-split linears, which gather their own inputs; the rotated key is gathered before it."""
+    config = load("deepseek-v3", seq_length=4096, tp=8, sp=True, recompute="mla_up_proj")
+    graph = layer_graph(config, kind="dense")
+    shards = [e.tensor for e in kept(graph, config.run.policy) if "mla_up" in e.ops]
+    assert [(tensor.name, tensor.shape) for tensor in shards] == [
+        ("q_norm_output", "s/t b q"),
+        ("kv_norm_output", "s/t b l"),
+        ("key_rope_gathered", "s b o"),
+    ]
+    again = [row for row in of_graph(graph, config.run.policy) if row.phase == "recompute"]
+    assert [(row.collective, row.times) for row in again] == [("all_gather", 2)]
+    assert again[0].bytes == 2 * 4096 * (1536 + 512) * 7 // 8
