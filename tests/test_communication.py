@@ -1,5 +1,7 @@
 """Collectives: section 4.2.2 of Korthikanti et al. 2022, and what a rank sends in an iteration."""
 
+from dataclasses import replace
+
 import pytest
 import sympy
 
@@ -7,7 +9,7 @@ import memcalc
 from memcalc import symbols
 from memcalc.analysis.activations import kept
 from memcalc.analysis.communication import of_graph, of_iteration
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import load
 from memcalc.errors import ConfigError
 
@@ -133,3 +135,42 @@ def test_what_latent_attention_expands_again_it_gathers_again_from_its_shards():
     again = [row for row in of_graph(graph, config.run.policy) if row.phase == "recompute"]
     assert [(row.collective, row.times) for row in again] == [("all_gather", 2)]
     assert again[0].bytes == 2 * 4096 * (1536 + 512) * 7 // 8
+
+
+def reduced(name, **settings):
+    rows = of_iteration(load(name, seq_length=4096, **settings))
+    return [row.bytes for row in rows if row.collective == "all_reduce"]
+
+
+def test_experts_gradients_are_reduced_over_ranks_that_hold_the_same_experts():
+    """Megatron-core, parallel_state.py: of a stage's ranks, those beside ep x etp are replicas."""
+    h, g, k, v, layers = 4096, 14336, 8 * 128, 32000, 32
+    dense = layers * (2 * h * h + 2 * h * k + 8 * h + 2 * h) + 2 * v * h + h
+    expert = layers * 3 * h * g
+    assert reduced("mixtral-8x7b", dp=8, ep=8) == [2 * 7 * 4 * dense // 8]
+    assert reduced("mixtral-8x7b", dp=8, ep=4) == [
+        2 * 7 * 4 * dense // 8,
+        4 * 2 * expert,  # two experts on a rank, two replicas: a ring sends the whole once
+    ]
+    assert reduced("mixtral-8x7b", dp=1, cp=2, ep=8) == [4 * dense]
+    with pytest.raises(ConfigError, match="tensor parallel 4 does not divide ranks of a stage 6"):
+        reduced("mixtral-8x7b", dp=6, ep=4)
+
+
+def test_every_token_that_is_predicted_has_a_head_and_its_collectives():
+    h, s, t = 7168, 4096, 8
+    (without, with_one) = (
+        sum(row.bytes for row in of_iteration(config) if row.phase == "forward")
+        - sum(
+            n * row.bytes
+            for kind, n in kinds(config.model).items()
+            for row in of_graph(layer_graph(config, kind=kind))
+            if row.phase == "forward"
+        )
+        for config in (
+            replace(config, model=replace(config.model, mtp_layers=number))
+            for config in [load("deepseek-v3", seq_length=s, tp=t, sp=True)]
+            for number in (0, 1)
+        )
+    )
+    assert with_one - without == 2 * s * h * (t - 1) // t
