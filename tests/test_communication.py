@@ -174,3 +174,14 @@ def test_every_token_that_is_predicted_has_a_head_and_its_collectives():
         )
     )
     assert with_one - without == 2 * s * h * (t - 1) // t
+
+
+@pytest.mark.parametrize(("sp", "gathers"), [(False, (1, 0)), (True, (1, 1))])
+def test_a_further_tokens_projection_is_gathered_and_its_gradient_under_sequence_parallelism(
+    sp, gathers
+):
+    """Megatron-core 0.16.1, multi_token_prediction.py: features are gathered, tokens scattered."""
+    graph = layer_graph(load("deepseek-v3", seq_length=4096, tp=8, sp=sp), kind="mtp")
+    moves = next(op.moves for op in graph.ops if op.name == "join_gather")
+    phases = [move.phase for move in moves if move.bytes == 2 * 4096 * 7168]
+    assert (phases.count("forward"), phases.count("backward")) == gathers
