@@ -423,3 +423,14 @@ def test_linears_in_fp8_keep_their_inputs_in_8_bits():
     s, h, f = 8192, 4096, 14336
     less = layer_bytes(load("llama-3-8b")) - layer_bytes(load("llama-3-8b", precision="fp8"))
     assert less == s * (h + h + f - h)  # into qkv, fc1 and fc2; beside the context, a copy
+
+
+def test_of_a_view_that_enters_a_recomputed_region_the_whole_is_kept():
+    """Phi-3's value is a view of the packed query, key and value, checkpointed or not."""
+    for words, by in (("none", "flash_attention"), ("selective", "core_attention")):
+        settings = {"implementation": "transformers-sdpa", "recompute": words}
+        config = load("phi-3-mini", seq_length=512, **settings)
+        entries = kept(layer_graph(config), config.run.policy)
+        ops_of = {entry.tensor.name: entry.ops for entry in entries}
+        assert ops_of["query+key+value"] == (by,)
+        assert "value" not in ops_of
