@@ -434,3 +434,15 @@ def test_of_a_view_that_enters_a_recomputed_region_the_whole_is_kept():
         ops_of = {entry.tensor.name: entry.ops for entry in entries}
         assert ops_of["query+key+value"] == (by,)
         assert "value" not in ops_of
+
+
+def test_a_further_token_keeps_its_gathered_projection_whole():
+    """Megatron-core 0.16.1, mappings.py: a rank's tokens are a slice, and so a view, of all."""
+    for words in ("none", "layernorm"):
+        settings = {"seq_length": 4096, "tp": 8, "sp": True, "recompute": words}
+        config = load("deepseek-v3", **settings)
+        sizes = {
+            entry.tensor.name: entry.tensor.bytes
+            for entry in kept(layer_graph(config, kind="mtp"), config.run.policy)
+        }
+        assert sizes["join_gather_output"] == 2 * 4096 * 7168
