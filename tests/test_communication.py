@@ -1,12 +1,15 @@
 """Collectives: section 4.2.2 of Korthikanti et al. 2022, and what a rank sends in an iteration."""
 
+from dataclasses import replace
+
 import pytest
 import sympy
 
 import memcalc
 from memcalc import symbols
+from memcalc.analysis.activations import kept
 from memcalc.analysis.communication import of_graph, of_iteration
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import load
 from memcalc.errors import ConfigError
 
@@ -116,3 +119,69 @@ def test_layers_that_do_not_divide_are_refused():
 
 def test_one_rank_sends_nothing():
     assert memcalc.comm(load("llama-3-8b")).rows == ()
+
+
+def test_what_latent_attention_expands_again_it_gathers_again_from_its_shards():
+    """Megatron-core 0.16.1, multi_latent_attention.py: the checkpoint of mla_up_proj is around the
+    column-split linears, which gather their own inputs; the rotated key is gathered before it."""
+    config = load("deepseek-v3", seq_length=4096, tp=8, sp=True, recompute="mla_up_proj")
+    graph = layer_graph(config, kind="dense")
+    shards = [e.tensor for e in kept(graph, config.run.policy) if "mla_up" in e.ops]
+    assert [(tensor.name, tensor.shape) for tensor in shards] == [
+        ("q_norm_output", "s/t b q"),
+        ("kv_norm_output", "s/t b l"),
+        ("key_rope_gathered", "s b o"),
+    ]
+    again = [row for row in of_graph(graph, config.run.policy) if row.phase == "recompute"]
+    assert [(row.collective, row.times) for row in again] == [("all_gather", 2)]
+    assert again[0].bytes == 2 * 4096 * (1536 + 512) * 7 // 8
+
+
+def reduced(name, **settings):
+    rows = of_iteration(load(name, seq_length=4096, **settings))
+    return [row.bytes for row in rows if row.collective == "all_reduce"]
+
+
+def test_experts_gradients_are_reduced_over_ranks_that_hold_the_same_experts():
+    """Megatron-core, parallel_state.py: of a stage's ranks, those beside ep x etp are replicas."""
+    h, g, k, v, layers = 4096, 14336, 8 * 128, 32000, 32
+    dense = layers * (2 * h * h + 2 * h * k + 8 * h + 2 * h) + 2 * v * h + h
+    expert = layers * 3 * h * g
+    assert reduced("mixtral-8x7b", dp=8, ep=8) == [2 * 7 * 4 * dense // 8]
+    assert reduced("mixtral-8x7b", dp=8, ep=4) == [
+        2 * 7 * 4 * dense // 8,
+        4 * 2 * expert,  # two experts on a rank, two replicas: a ring sends the whole once
+    ]
+    assert reduced("mixtral-8x7b", dp=1, cp=2, ep=8) == [4 * dense]
+    with pytest.raises(ConfigError, match="tensor parallel 4 does not divide ranks of a stage 6"):
+        reduced("mixtral-8x7b", dp=6, ep=4)
+
+
+def test_every_token_that_is_predicted_has_a_head_and_its_collectives():
+    h, s, t = 7168, 4096, 8
+    (without, with_one) = (
+        sum(row.bytes for row in of_iteration(config) if row.phase == "forward")
+        - sum(
+            n * row.bytes
+            for kind, n in kinds(config.model).items()
+            for row in of_graph(layer_graph(config, kind=kind))
+            if row.phase == "forward"
+        )
+        for config in (
+            replace(config, model=replace(config.model, mtp_layers=number))
+            for config in [load("deepseek-v3", seq_length=s, tp=t, sp=True)]
+            for number in (0, 1)
+        )
+    )
+    assert with_one - without == 2 * s * h * (t - 1) // t
+
+
+@pytest.mark.parametrize(("sp", "gathers"), [(False, (1, 0)), (True, (1, 1))])
+def test_a_further_tokens_projection_is_gathered_and_its_gradient_under_sequence_parallelism(
+    sp, gathers
+):
+    """Megatron-core 0.16.1, multi_token_prediction.py: features are gathered, tokens scattered."""
+    graph = layer_graph(load("deepseek-v3", seq_length=4096, tp=8, sp=sp), kind="mtp")
+    moves = next(op.moves for op in graph.ops if op.name == "join_gather")
+    phases = [move.phase for move in moves if move.bytes == 2 * 4096 * 7168]
+    assert (phases.count("forward"), phases.count("backward")) == gathers

@@ -423,3 +423,26 @@ def test_linears_in_fp8_keep_their_inputs_in_8_bits():
     s, h, f = 8192, 4096, 14336
     less = layer_bytes(load("llama-3-8b")) - layer_bytes(load("llama-3-8b", precision="fp8"))
     assert less == s * (h + h + f - h)  # into qkv, fc1 and fc2; beside the context, a copy
+
+
+def test_of_a_view_that_enters_a_recomputed_region_the_whole_is_kept():
+    """Phi-3's value is a view of the packed query, key and value, checkpointed or not."""
+    for words, by in (("none", "flash_attention"), ("selective", "core_attention")):
+        settings = {"implementation": "transformers-sdpa", "recompute": words}
+        config = load("phi-3-mini", seq_length=512, **settings)
+        entries = kept(layer_graph(config), config.run.policy)
+        ops_of = {entry.tensor.name: entry.ops for entry in entries}
+        assert ops_of["query+key+value"] == (by,)
+        assert "value" not in ops_of
+
+
+def test_a_further_token_keeps_its_gathered_projection_whole():
+    """Megatron-core 0.16.1, mappings.py: a rank's tokens are a slice, and so a view, of all."""
+    for words in ("none", "layernorm"):
+        settings = {"seq_length": 4096, "tp": 8, "sp": True, "recompute": words}
+        config = load("deepseek-v3", **settings)
+        sizes = {
+            entry.tensor.name: entry.tensor.bytes
+            for entry in kept(layer_graph(config, kind="mtp"), config.run.policy)
+        }
+        assert sizes["join_gather_output"] == 2 * 4096 * 7168

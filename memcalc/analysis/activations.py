@@ -42,9 +42,9 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
     """The tensors that backward finds in memory, in the order of the forward pass.
 
     Outside the recomputed regions, what operations save. Of each recomputed region, what enters it
-    from outside, and the outputs that are cached: that is what checkpointing keeps, and all else is
-    made again. What a region lets go of is kept by nobody, what is offloaded not here, and what is
-    shared with other graphs not by this one: who made it keeps it.
+    from outside (of a view, the whole), and the outputs that are cached: that is what checkpointing
+    keeps, and all else is made again. What a region lets go of is kept by nobody, what is offloaded
+    not here, and what is shared with other graphs not by this one: who made it keeps it.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -61,15 +61,16 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
         region = outermost(op, policy)
         if region is None:
             for save in op.saves:
-                whole = save._replace(tensor=save.tensor.kept_as or save.tensor)
                 if save.tensor not in gone:
-                    _keep(found, whole, op.name, op.regions)
+                    whole = save.tensor.kept_as or save.tensor
+                    _keep(found, save._replace(tensor=whole), op.name, op.regions)
             continue
         inside = made.setdefault(region, set())
         path = op.regions[: op.regions.index(region) + 1]
         for tensor in op.inputs:
             if tensor not in inside and tensor not in gone:
-                save = Save(tensor, f"enters the recomputed {region.name}", CHECKPOINT)
+                whole = tensor.kept_as or tensor
+                save = Save(whole, f"enters the recomputed {region.name}", CHECKPOINT)
                 _keep(found, save, region.name, path)
         inside.update(op.outputs)
         cached, products[region] = cached_tensors(op, policy, products.get(region, 0))

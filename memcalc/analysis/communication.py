@@ -9,13 +9,13 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, outermost
-from memcalc.analysis.parameters import held
+from memcalc.analysis.parameters import held, held_of_experts
 from memcalc.analysis.stages import chunks, output_bytes
 from memcalc.analysis.states import RECIPES
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
-from memcalc.config import Config
+from memcalc.config import Config, Parallel, fields
 from memcalc.config.recompute import Policy
 from memcalc.graph.graph import Graph, Move
 from memcalc.graph.mesh import Size
@@ -82,11 +82,13 @@ def of_graph(graph: Graph, policy: Policy = NOTHING) -> list[Traffic]:
 def of_iteration(config: Config) -> list[Traffic]:
     """What one rank of ``busiest_stage`` sends in an iteration.
 
-    Its layers' collectives for every micro-batch, and its ends'; its outputs forward and their
-    gradients backward; and the ring all-reduce of its fp32 gradients over data-parallel ranks.
+    Its layers' collectives for every micro-batch, and its ends', a head for every token that is
+    predicted; its outputs forward and their gradients backward; and the ring all-reduces of its
+    fp32 gradients over the ranks that hold the same parameters: those of data and context
+    parallelism, and for experts what is left of a stage's ranks beside their own parallelism.
 
     Raises:
-        ConfigError: The layers do not divide over the stages.
+        ConfigError: The layers do not divide over the stages, or a stage's ranks over the experts'.
     """
     parallel, micro = config.parallel, config.microbatches
     stage = busiest_stage(config)
@@ -94,26 +96,48 @@ def of_iteration(config: Config) -> list[Traffic]:
     for names in chunks(config, stage):
         for kind in names:
             layers[kind] = layers.get(kind, 0) + 1
-    ends = [embedding_graph(config)] if stage == 0 else []
-    ends += [head_graph(config)] if stage == parallel.pp - 1 else []
+    ends = [(1, embedding_graph(config))] if stage == 0 else []
+    if stage == parallel.pp - 1:
+        ends.append((1 + config.model.mtp_layers, head_graph(config)))
     graphs = {kind: layer_graph(config, kind=kind) for kind in layers}
     rows = [
         row.times_over(layers[kind] * micro)
         for kind, graph in graphs.items()
         for row in of_graph(graph, config.run.policy)
     ]
-    rows += [row.times_over(micro) for graph in ends for row in of_graph(graph)]
+    rows += [row.times_over(n * micro) for n, graph in ends for row in of_graph(graph)]
     if parallel.pp > 1:
         times = micro * parallel.vpp
         sent = times * output_bytes(config)
         rows += [Traffic("send", way, times, sent, "") for way in ("forward", "backward")]
-    if parallel.dp > 1:
-        parameters = sum(n * held(graphs[kind]) for kind, n in layers.items())
-        parameters += sum(held(graph) for graph in ends)
-        gradients = RECIPES["paper"].gradient * parameters
-        move = Move("all_reduce", "backward", gradients, parallel.dp)
-        rows.append(Traffic("all_reduce", "backward", 1, ring_bytes(move), ""))
+    experts = sum(n * held_of_experts(graphs[kind]) for kind, n in layers.items())
+    dense = sum(n * held(graphs[kind]) for kind, n in layers.items()) - experts
+    dense += sum(held(graph) for _, graph in ends)
+    for parameters, replicas in (
+        (dense, parallel.dp * parallel.cp),
+        (experts, expert_replicas(parallel)),
+    ):
+        if parameters and replicas > 1:
+            gradients = RECIPES["paper"].gradient * parameters
+            move = Move("all_reduce", "backward", gradients, replicas)
+            rows.append(Traffic("all_reduce", "backward", 1, ring_bytes(move), ""))
     return rows
+
+
+def expert_replicas(parallel: Parallel) -> int:
+    """How many ranks of a stage hold the same experts; 1 where it is too few to spread them once.
+
+    >>> expert_replicas(Parallel(tp=4, dp=8, ep=8, etp=1)), expert_replicas(Parallel(dp=8, ep=8))
+    (4, 1)
+
+    Raises:
+        ConfigError: The experts' ranks do not divide the stage's.
+    """
+    ranks, spread = parallel.tp * parallel.cp * parallel.dp, parallel.ep * parallel.expert_tp
+    if ranks <= spread:
+        return 1
+    fields.divides(("expert x expert tensor parallel", spread), ("ranks of a stage", ranks))
+    return ranks // spread
 
 
 def busiest_stage(config: Config) -> int:

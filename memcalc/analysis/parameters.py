@@ -8,8 +8,10 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MOE, MTP, kinds, layer_graph
 from memcalc.config import Config
-from memcalc.graph.graph import Graph
+from memcalc.graph.graph import Graph, Op
 from memcalc.graph.mesh import Size, elements
+
+OF_EXPERTS = ("experts_fc1", "experts_fc2")  # the operations whose weights are experts'
 
 
 def owned(graph: Graph) -> Size:
@@ -33,9 +35,20 @@ def held(graph: Graph) -> Size:
     >>> held(layer_graph(load("175b"))) == (12 * h**2 + 7 * h) // t + 6 * h
     True
     """
-    return sum(
-        prod(axis.local for axis in weight.axes) for op in graph.ops for weight in op.weights
-    )
+    return sum(_local(op) for op in graph.ops)
+
+
+def held_of_experts(graph: Graph) -> Size:
+    """Of the parameters that one rank holds, those of experts, which have replicas of their own.
+
+    >>> from memcalc.blocks.layer import layer_graph
+    >>> from memcalc.config import load
+    >>> h, g, experts, ep, etp = 4096, 14336, 8, 4, 2
+    >>> graph = layer_graph(load("mixtral-8x7b", ep=ep, etp=etp))
+    >>> held_of_experts(graph) == 3 * h * g * experts // (ep * etp)
+    True
+    """
+    return sum(_local(op) for op in graph.ops if op.name in OF_EXPERTS)
 
 
 def parameters(config: Config, sizes: Mapping[str, Size] | None = None) -> Size:
@@ -68,10 +81,11 @@ def active_parameters(config: Config) -> int:
     assert model.experts_per_token is not None
     graph = layer_graph(config, kind=MOE)
     of_experts = sum(
-        elements(weight.axes)
-        for op in graph.ops
-        for weight in op.weights
-        if op.name in ("experts_fc1", "experts_fc2")
+        elements(weight.axes) for op in graph.ops for weight in op.weights if op.name in OF_EXPERTS
     )
     idle = Fraction(model.experts - model.experts_per_token, model.experts) * of_experts
     return int(parameters(config) - kinds(model)[MOE] * idle)
+
+
+def _local(op: Op) -> Size:
+    return sum(prod(axis.local for axis in weight.axes) for weight in op.weights)

@@ -71,7 +71,7 @@ def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
 
 def _size(kind: str, rows: list[tuple[Any, ...]], kinds_: int) -> str:
     size = format_bytes(sum(row[5] for row in rows))
-    tensors = f"{len(rows)} tensor{'s' if len(rows) > 1 else ''}"
+    tensors = f"{len(rows)} tensor{'s' if len(rows) != 1 else ''}"
     return f"{size} in {tensors}" + (f" ({kind})" if kinds_ > 1 else "")
 
 

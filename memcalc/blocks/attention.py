@@ -66,7 +66,8 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
 
     Multi-head latent attention as it is trained (DeepSeek-V2, section 2.1; Megatron-core,
     multi_latent_attention.py): every rank compresses its own tokens, and expands its own heads. The
-    rotated part of the key, of size o, is one for all heads.
+    rotated part of the key, of size o, is one for all heads. What expands is a region, its gathers
+    too: they are the column-split linears' own.
     """
     rank, rope, value = m.others["l"], m.others["o"], m.others["u"]
     nope = Axis.whole("(d-o)", m.d.size - rope.size)
@@ -75,14 +76,14 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
         outputs = {"query_compressed": (m.others["q"],)}
         (q,) = ops.linear(g, "q_down", x, outputs, ops.REPLICATED)
         q = norm(g, "q_norm", q, m)
-        q = ops.enter_tensor_parallel(g, "q_enter", q, m.kernels.keeps_gathered)
     else:
-        q = ops.enter_tensor_parallel(g, "q_enter", x, m.kernels.keeps_gathered)
+        q = x
     compressed, key_rope = ops.linear(g, "kv_down", x, down, ops.REPLICATED)
     compressed = norm(g, "kv_norm", compressed, m)
-    compressed = ops.enter_tensor_parallel(g, "kv_enter", compressed, m.kernels.keeps_gathered)
     key_rope = ops.enter_tensor_parallel(g, "rope_enter", key_rope, True)
     with g.region("mla_up"):
+        q = ops.enter_tensor_parallel(g, "q_enter", q, m.kernels.keeps_gathered)
+        compressed = ops.enter_tensor_parallel(g, "kv_enter", compressed, m.kernels.keeps_gathered)
         (q,) = ops.linear(g, "q_up", q, {"query": (m.a, m.d)}, ops.COLUMN)
         up = {"key_nope": (m.a, nope), "value": (m.a, value)}
         key_nope, v = ops.linear(g, "kv_up", compressed, up, ops.COLUMN, packed=views(m))

@@ -64,7 +64,8 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         "--recompute",
         metavar="POLICY",
         help="none, selective, full, save_linear, selective_op (torchtitan's), offload, a region "
-        "(core_attention, attention, mla_up, mlp, moe, shared_experts, norm, layer) or a word of "
+        "(core_attention, attention, cross_attention, mla_up, mlp, moe, expert_act, "
+        "shared_experts, norm, layer) or a word of "
         "Megatron's --recompute-modules (core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, "
         "shared_experts); several with commas.",
     ),

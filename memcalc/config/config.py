@@ -121,6 +121,7 @@ class Config:
                 "Hugging Face's layers split over ranks were never measured: counted as torch's"
             )
         lines += self._stacks_warnings()
+        lines += self._norms_in_linears()
         if kernels.name == "megatron-local" and self.model.position == "rotary":
             lines += self._packed_value()
         return tuple(lines)
@@ -139,6 +140,29 @@ class Config:
         theirs = kernels.name.startswith("transformers-")
         if theirs and model.encoder_layers is not None and self.run.precision == "fp16":
             lines.append("Hugging Face's clamps of T5's fp16 states keep more than counted")
+        return lines
+
+    def _norms_in_linears(self) -> list[str]:
+        """Which recomputed regions Megatron-core has otherwise with Transformer Engine's linears.
+
+        Its ``LayerNormLinear`` stands before queries, keys and values that are not latent, and
+        before a dense MLP (Megatron-core 0.16.1, models/gpt/gpt_layer_specs.py).
+        """
+        model, regions = self.model, self.run.policy.regions
+        if self.run.implementation.name != "megatron":
+            return []
+        dense = model.experts is None or (model.moe_layers is not None and 0 in model.moe_layers)
+        lines = []
+        if "norm" in regions and (dense or not model.latent):
+            lines.append(
+                "layernorm: Megatron-core with Transformer Engine does not recompute a norm that "
+                "is part of a linear (before queries, keys and values, and a dense MLP); counted "
+                "as if it did"
+            )
+        if "mlp" in regions and dense:
+            lines.append(_norm_within("mlp", "norms before dense MLPs"))
+        if "mla_up" in regions:
+            lines.append(_norm_within("mla_up_proj", "norms of the latents"))
         return lines
 
     def _packed_value(self) -> list[str]:
@@ -299,6 +323,13 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
             ("global batch size", batch),
         )
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
+
+
+def _norm_within(word: str, norms: str) -> str:
+    return (
+        f"{word}: with Transformer Engine the {norms} are part of what is recomputed; their "
+        "outputs are counted as kept"
+    )
 
 
 def _qkv_width(model: Model) -> int:

@@ -22,7 +22,7 @@ def whole(name: str, value: Any, most: int) -> None:
 def positive(name: str, value: Any) -> None:
     """Refuse what is not a number above 0 and under a billion."""
     if type(value) not in (int, float) or not 0 < value < 1e9:
-        raise ConfigError(f"{name} must be a positive number, not {_shown(value)}")
+        raise ConfigError(f"{name} must be a number above 0 and under 1e9, not {_shown(value)}")
 
 
 def probability(name: str, value: Any) -> None:

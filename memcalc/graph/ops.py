@@ -683,11 +683,20 @@ def all_reduce(g: Graph, name: str, x: Tensor) -> Tensor:
 
 
 def gather_features(g: Graph, name: str, x: Tensor, axes: tuple[Axis, ...]) -> Tensor:
-    """x (s, b, h/t) -> (s, b, h), or a part of the tokens; backward slices. Saves nothing."""
+    """x (s, b, h/t) -> (s, b, h), or a part of the tokens; backward slices. Saves nothing.
+
+    Under sequence parallelism the part is a view of the whole, which is kept where the part is
+    (Megatron-core, mappings.py: ``_split_along_first_dim``), and backward gathers the gradients of
+    all tokens before it.
+    """
     if g.mesh.t == 1:
         return x
-    out = Tensor(f"{name}_output", axes, x.dtype_bytes)
-    moves = (Move("all_gather", "forward", x.bytes * g.mesh.t, g.mesh.t),)
+    whole = Tensor(f"{name}_output", (*x.axes[:-1], axes[-1]), x.dtype_bytes)
+    out = whole
+    if g.mesh.sequence_parallel:
+        out = Tensor(f"{name}_part", axes, x.dtype_bytes, kept_as=whole)
+    phases = ("forward", "backward") if g.mesh.sequence_parallel else ("forward",)
+    moves = [Move("all_gather", phase, x.bytes * g.mesh.t, g.mesh.t) for phase in phases]
     g.record(name, "gather_features", (x,), (out,), moves=moves)
     return out
 
