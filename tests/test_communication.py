@@ -128,8 +128,8 @@ def test_what_latent_attention_expands_again_it_gathers_again_from_its_shards():
     graph = layer_graph(config, kind="dense")
     shards = [e.tensor for e in kept(graph, config.run.policy) if "mla_up" in e.ops]
     assert [(tensor.name, tensor.shape) for tensor in shards] == [
-        ("q_norm_output", "s/t b q"),
-        ("kv_norm_output", "s/t b l"),
+        ("query_compressed", "s/t b q"),  # the linears have the norms inside
+        ("kv_compressed", "s/t b l"),
         ("key_rope_gathered", "s b o"),
     ]
     again = [row for row in of_graph(graph, config.run.policy) if row.phase == "recompute"]

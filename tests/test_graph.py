@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from memcalc.analysis.activations import kept, total
-from memcalc.analysis.layers import layer_bytes
+from memcalc.analysis.layers import layer_bytes, layer_entries
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
@@ -434,6 +434,31 @@ def test_of_a_view_that_enters_a_recomputed_region_the_whole_is_kept():
         ops_of = {entry.tensor.name: entry.ops for entry in entries}
         assert ops_of["query+key+value"] == (by,)
         assert "value" not in ops_of
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words", "gone"),
+    [
+        ("llama-3-8b", "dense", "layernorm", set()),
+        ("llama-3-8b", "dense", "mlp", {"mlp_norm_output", "gate_up", "swiglu_output"}),
+        ("mixtral-8x7b", "moe", "layernorm", {"mlp_norm_output"}),
+        ("deepseek-v3", "dense", "layernorm", {"input_norm_output"}),
+        ("deepseek-v3", "moe", "layernorm", {"input_norm_output", "mlp_norm_output"}),
+        (
+            "deepseek-v3",
+            "moe",
+            "mla_up_proj",
+            {"q_norm_output", "kv_norm_output", "query_rotary_output", "key", "value"},
+        ),
+    ],
+)
+def test_a_norm_inside_a_linear_is_recomputed_with_it_or_not_at_all(name, kind, words, gone):
+    """Megatron-core 0.16.1 with Transformer Engine, gpt_layer_specs.py: LayerNormLinear."""
+    names = [
+        {e.tensor.name for e in layer_entries(load(name, seq_length=4096, recompute=w), kind=kind)}
+        for w in ("none", words)
+    ]
+    assert names[0] - names[1] == gone
 
 
 def test_a_further_token_keeps_its_gathered_projection_whole():

@@ -416,9 +416,9 @@ class TestMegatronArguments:
 
     def test_modules_that_nobody_knows_are_named(self, script):
         config = script(f"{TOY} --recompute-granularity selective --recompute-modules foo mlp")
-        first, norms = config.warnings
-        assert first == "--recompute-modules foo is not modelled: less is kept than counted"
-        assert norms.startswith("mlp: with Transformer Engine")
+        assert config.warnings == (
+            "--recompute-modules foo is not modelled: less is kept than counted",
+        )
         assert config.run.policy == load("22b", recompute="mlp").run.policy
 
     @pytest.mark.parametrize(

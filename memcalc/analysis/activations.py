@@ -138,7 +138,7 @@ def counted(entries: list[Entry], accounting: str) -> list[Entry]:
 
 def outermost(op: Op, policy: Policy) -> Region | None:
     """The recomputed region that an operation is in, or None."""
-    return next((region for region in op.regions if region.name in policy.regions), None)
+    return next((r for r in op.regions if r.alone and r.name in policy.regions), None)
 
 
 def _keep(found: dict[Tensor, Entry], save: Save, by: str, regions: tuple[Region, ...]) -> None:

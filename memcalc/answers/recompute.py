@@ -87,7 +87,7 @@ def _flash_backward_note(config: Config) -> tuple[str, ...]:
 
 def _policies(config: Config, graph: Graph) -> dict[str, Policy]:
     """Policies with names, single regions that the layer has, and the run's own."""
-    there = {region.name for op in graph.ops for region in op.regions}
+    there = {r.name for op in graph.ops for r in op.regions if r.alone}
     policies = dict(POLICIES)
     for name in REGIONS:
         one = Policy(frozenset({name}))

@@ -75,13 +75,15 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
     if "q" in m.others:
         outputs = {"query_compressed": (m.others["q"],)}
         (q,) = ops.linear(g, "q_down", x, outputs, ops.REPLICATED)
-        q = norm(g, "q_norm", q, m)
     else:
         q = x
     compressed, key_rope = ops.linear(g, "kv_down", x, down, ops.REPLICATED)
-    compressed = norm(g, "kv_norm", compressed, m)
     key_rope = ops.enter_tensor_parallel(g, "rope_enter", key_rope, True)
+    if m.alone(False):
+        q, compressed = latent_norms(g, q, compressed, m)
     with g.region("mla_up"):
+        if not m.alone(False):
+            q, compressed = latent_norms(g, q, compressed, m)
         q = ops.enter_tensor_parallel(g, "q_enter", q, m.kernels.keeps_gathered)
         compressed = ops.enter_tensor_parallel(g, "kv_enter", compressed, m.kernels.keeps_gathered)
         (q,) = ops.linear(g, "q_up", q, {"query": (m.a, m.d)}, ops.COLUMN)
@@ -91,6 +93,13 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
         key_rope = ops.rotary(g, "key_rotary", key_rope)
         k = ops.concatenate(g, "key_join", "key", (key_nope, key_rope), q.axes)
         return q, k, v
+
+
+def latent_norms(g: Graph, q: Tensor, compressed: Tensor, m: Spec) -> tuple[Tensor, Tensor]:
+    """The norms of the compressed query (s, b, q), if it is compressed, and of (s, b, l)."""
+    if "q" in m.others:
+        q = norm(g, "q_norm", q, m)
+    return q, norm(g, "kv_norm", compressed, m)
 
 
 def views(m: Spec) -> bool:

@@ -1,6 +1,7 @@
 """The transformer layer: (s, b, h) -> (s, b, h)."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 from memcalc import symbols
@@ -23,10 +24,15 @@ Sublayer = Callable[[Graph, Tensor, Spec], Tensor]
 
 
 def pre_norm(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
-    """A norm before each sublayer: Korthikanti et al. 2022, figure 2."""
-    y = attention(g, layer_norm(g, "input_norm", x, m), m)
+    """A norm before each sublayer: Korthikanti et al. 2022, figure 2.
+
+    Where norms are parts of linears, latent attention and experts have theirs before them still.
+    """
+    y = attention(g, layer_norm(g, "input_norm", x, m, m.alone(m.model.latent)), m)
     x = ops.add(g, "attention_residual", x, y)
-    y = second(g, layer_norm(g, "mlp_norm", x, m), m)
+    alone = m.alone(second is moe)
+    with nullcontext() if alone else g.region("mlp"):
+        y = second(g, layer_norm(g, "mlp_norm", x, m, alone), m)
     return ops.add(g, "mlp_residual", x, y)
 
 
@@ -113,9 +119,9 @@ def layer(g: Graph, x: Tensor, m: Spec, kind: str) -> Tensor:
         return BLOCKS[m.model.block](g, x, m, SECOND[kind])
 
 
-def layer_norm(g: Graph, name: str, x: Tensor, m: Spec) -> Tensor:
-    """x (s, b, h) -> (s, b, h): a norm between sublayers."""
-    with g.region("norm"):
+def layer_norm(g: Graph, name: str, x: Tensor, m: Spec, alone: bool = True) -> Tensor:
+    """x (s, b, h) -> (s, b, h): a norm between sublayers, alone or part of the linear behind it."""
+    with g.region("norm", alone):
         return norm(g, name, x, m)
 
 

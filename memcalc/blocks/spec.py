@@ -87,6 +87,10 @@ class Spec:
         """Whether several query heads share a key and value head."""
         return self.k is not self.a
 
+    def alone(self, anyway: bool) -> bool:
+        """Whether a norm stands alone: anyway, or because no linear has it inside."""
+        return anyway or not self.kernels.norms_in_linears
+
     def vocabulary(self) -> Axis:
         """The vocabulary.
 

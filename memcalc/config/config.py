@@ -143,27 +143,14 @@ class Config:
         return lines
 
     def _norms_in_linears(self) -> list[str]:
-        """Which recomputed regions Megatron-core has otherwise with Transformer Engine's linears.
-
-        Its ``LayerNormLinear`` stands before queries, keys and values that are not latent, and
-        before a dense MLP (Megatron-core 0.16.1, models/gpt/gpt_layer_specs.py).
-        """
-        model, regions = self.model, self.run.policy.regions
-        if self.run.implementation.name != "megatron":
+        """A word that recomputes nothing: every norm is part of a linear."""
+        model, kernels = self.model, self.run.implementation
+        alone = not kernels.norms_in_linears or model.latent or model.experts is not None
+        if alone or model.block != "pre_norm" or "norm" not in self.run.policy.regions:
             return []
-        dense = model.experts is None or (model.moe_layers is not None and 0 in model.moe_layers)
-        lines = []
-        if "norm" in regions and (dense or not model.latent):
-            lines.append(
-                "layernorm: Megatron-core with Transformer Engine does not recompute a norm that "
-                "is part of a linear (before queries, keys and values, and a dense MLP); counted "
-                "as if it did"
-            )
-        if "mlp" in regions and dense:
-            lines.append(_norm_within("mlp", "norms before dense MLPs"))
-        if "mla_up" in regions:
-            lines.append(_norm_within("mla_up_proj", "norms of the latents"))
-        return lines
+        return [
+            "layernorm recomputes nothing here: Transformer Engine has the norms inside linears"
+        ]
 
     def _packed_value(self) -> list[str]:
         """What Megatron-core keeps beside the value, of which it holds all that was packed with."""
@@ -323,13 +310,6 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
             ("global batch size", batch),
         )
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
-
-
-def _norm_within(word: str, norms: str) -> str:
-    return (
-        f"{word}: with Transformer Engine the {norms} are part of what is recomputed; their "
-        "outputs are counted as kept"
-    )
 
 
 def _qkv_width(model: Model) -> int:

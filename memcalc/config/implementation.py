@@ -37,6 +37,9 @@ class Implementation:
             kept.
         copies_router: Whether a router whose product is in fp32 keeps fp32 copies of its input and
             weight; Megatron-core's own function keeps both as they are.
+        norms_in_linears: Whether the norm before queries, keys and values, before a dense MLP and
+            of MLA's latents is part of the linear behind it, and recomputed with that or not at all
+            (Transformer Engine's ``LayerNormLinear``; Megatron-core, gpt_layer_specs.py).
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -58,6 +61,7 @@ class Implementation:
     repeats_kv: bool = False
     keeps_gathered: bool = False
     weighs_outputs: bool = False
+    norms_in_linears: bool = False
     own_heads: bool = False
     copies_bias: bool = False
     sorts_routes: bool = False
@@ -82,6 +86,7 @@ IMPLEMENTATIONS = {
         Implementation(
             name="megatron",
             source="Megatron-core with Transformer Engine layers and FlashAttention",
+            norms_in_linears=True,
             repeats_kv=True,
             rng_bytes=16,
         ),

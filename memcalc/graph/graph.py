@@ -94,12 +94,13 @@ class Weight(NamedTuple):
 
 
 class Region:
-    """A named part of the forward pass: what a recompute policy may select."""
+    """A named part of the forward pass: what a recompute policy may select, if it stands alone."""
 
-    __slots__ = ("name",)
+    __slots__ = ("alone", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, alone: bool = True) -> None:
         self.name = name
+        self.alone = alone
 
 
 class Op(NamedTuple):
@@ -157,10 +158,13 @@ class Graph:
         self._regions: tuple[Region, ...] = ()
 
     @contextmanager
-    def region(self, name: str) -> Iterator[None]:
-        """What is recorded inside belongs to the named region, and to those around it."""
+    def region(self, name: str, alone: bool = True) -> Iterator[None]:
+        """What is recorded inside belongs to the named region, and to those around it.
+
+        A region that is not ``alone`` is part of another's kernel: no policy selects it.
+        """
         outside = self._regions
-        self._regions = (*outside, Region(name))
+        self._regions = (*outside, Region(name, alone))
         try:
             yield
         finally:

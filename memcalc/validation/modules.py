@@ -196,6 +196,7 @@ class Layer(nn.Module):
         keeps = implementation.keeps_gathered
         self.head_size, self.rotary = d, model.position == "rotary"
 
+        self.norms_in_linears = implementation.norms_in_linears
         self.input_norm = Norm(model.norm, draw.ones(h), draw.zeros(h))
         q = draw.split(model.heads * d, h)
         key, value = (draw.heads(model.kv_heads, d, h) for _ in range(2))
@@ -234,6 +235,9 @@ class Layer(nn.Module):
         return region(self.policy, name, function, *inputs, inside=inside, early_stop=stop)
 
     def _layer(self, x: Tensor) -> Tensor:
+        if self.norms_in_linears:
+            x = x + self._region("attention", self._attention, self.input_norm(x))
+            return x + self._region("mlp", lambda x: self._mlp(self.mlp_norm(x)), x)
         y = self._region("norm", self.input_norm, x)
         x = x + self._region("attention", self._attention, y)
         y = self._region("norm", self.mlp_norm, x)
