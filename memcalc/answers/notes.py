@@ -28,6 +28,8 @@ def _of_experts(config: Config, accounting: str | None) -> list[str]:
         return []
     load = f"{run.imbalance:g} times" if run.imbalance != 1 else "just"
     lines = [f"experts: the busiest rank receives {load} an even share of routed tokens"]
+    if run.imbalance % 1:
+        lines[0] += " (rounded up to whole ones, which a formula does not)"
     if model.capacity_factor is not None:
         lines[0] += f", at the most {model.capacity_factor:g} times (the capacity factor)"
     if model.moe_layers is not None:
