@@ -51,6 +51,15 @@ OF_EXPERTS = ("e", "x")  # letters that mean nothing to a model without experts
 _FIELDS = tuple((letter.letter, attrgetter(letter.field)) for letter in LETTERS)
 
 
+def in_words(letter: str) -> str:
+    """A letter after what it means, for a message.
+
+    >>> in_words("v"), in_words("rsb")
+    ('vocabulary size v', 'rsb')
+    """
+    return next((f"{x.meaning} {letter}" for x in LETTERS if x.letter == letter), letter)
+
+
 def values(config: Config) -> dict[str, int]:
     """The letters with their values in a config; a letter without one is left out.
 

@@ -7,6 +7,7 @@ from memcalc import paper, symbols
 from memcalc.analysis import flops
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import catalog, load
+from memcalc.errors import UsageError
 
 
 def one(config):
@@ -55,6 +56,16 @@ def test_grouped_queries_and_a_gated_mlp():
     linear = h * (a + 2 * k) * d + a * d * h + 3 * h * f
     core = 2 * s * a * d
     assert one(load("llama-2-70b"))["forward_flops"] == 2 * s * (linear + core)
+
+
+def test_a_utilisation_needs_as_many_ranks_as_the_experts():
+    settings = {"seq_length": 4096, "tp": 4, "sp": True, "ep": 8, "etp": 1, "gpu": "h100"}
+    with pytest.raises(UsageError, match="does not divide 4 ranks of a stage"):
+        memcalc.flops(load("mixtral-8x7b", **settings), iteration_time=1.0)
+    for more in ({"dp": 2}, {}):
+        gpus = None if more else 8
+        config = load("mixtral-8x7b", **settings, **more)
+        assert memcalc.flops(config, iteration_time=1.0, gpus=gpus).rows[0][5] > 0
 
 
 def test_the_corrected_overhead_of_selective_recomputation():

@@ -169,7 +169,8 @@ def percent_of_peak(
         gpus: How many; by default, the config's ranks.
 
     Raises:
-        UsageError: The GPU is not named, or has no known peak for the precision.
+        UsageError: The GPU is not named, or has no known peak for the precision; or the ranks are
+            fewer than the experts need.
 
     >>> from memcalc.config import load
     >>> config = load("530b")
@@ -178,6 +179,14 @@ def percent_of_peak(
     """
     if config.run.gpu is None:
         raise UsageError("utilisation needs the name of a GPU (--gpu)")
+    parallel = config.parallel
+    if gpus is None and config.model.experts is not None:
+        of_experts, there = parallel.ep * parallel.expert_tp, parallel.ranks // parallel.pp
+        if there % of_experts:
+            raise UsageError(
+                f"expert parallel {parallel.ep} x tensor parallel {parallel.expert_tp} of experts "
+                f"does not divide {there} ranks of a stage: give --dp, or --gpus"
+            )
     found = gpu(config.run.gpu)
     peak = found.peaks.get(config.run.precision)
     if peak is None:

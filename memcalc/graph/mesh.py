@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from memcalc.errors import ConfigError
 from memcalc.lazy import resolve
+from memcalc.symbols import in_words
 
 Size: TypeAlias = Any  # int, Fraction or sympy expression
 
@@ -177,9 +178,9 @@ def _split(axis: Axis, split: Split) -> Axis:
         if type(axis.local) is not int or type(degree) is not int:
             return axis._replace(local=_at_least_one(axis.local / degree), splits=splits)
         if axis.local < degree:
-            divide(degree, axis.local, axis.letter)
+            divide(degree, axis.local, in_words(axis.letter))
             return axis._replace(local=1, splits=splits)
-    return axis._replace(local=divide(axis.local, degree, axis.letter), splits=splits)
+    return axis._replace(local=divide(axis.local, degree, in_words(axis.letter)), splits=splits)
 
 
 def _at_least_one(size: Size) -> Size:
