@@ -2,6 +2,7 @@
 
 import io
 import os
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib.image
@@ -101,6 +102,19 @@ class TestFigure:
             tops[x] = max(tops.get(x, 0), bar.get_y() + bar.get_height())
         expected = [size / GIB for size in memcalc.layer(config).column("bytes")]
         assert [tops[x] for x in range(6)] == pytest.approx(expected)
+
+    @pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3", "t5-11b", "bert-large"])
+    def test_no_part_of_a_layer_is_left_out(self, name):
+        config = load(name, seq_length=512)
+        if name == "t5-11b":  # so that the figure is of a decoder layer
+            config = replace(config, model=replace(config.model, encoder_layers=1))
+        sizes = parts(config, "paper")
+        assert sizes.keys() <= PARTS.keys()
+        assert sum(sizes.values()) == memcalc.layer_bytes(config)
+
+    def test_a_figure_of_a_mixed_model_names_the_kind_of_layer(self):
+        (axes,) = memcalc.plot("techniques", load("deepseek-v3", seq_length=512)).axes
+        assert "one moe layer of deepseek-v3" in axes.get_title(loc="left")
 
     def test_each_part_has_a_colour_of_its_own(self):
         (axes,) = memcalc.plot("techniques", load("22b")).axes

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from memcalc.analysis import activations
 from memcalc.answers.layer import TECHNIQUES
 from memcalc.answers.notes import setting
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import kinds, layer_graph, usual_kind
 from memcalc.config import Config
 from memcalc.figures import style
 from memcalc.units import GIB
@@ -21,6 +21,7 @@ PARTS = {
     "mlp": ("MLP", style.GREEN, "..."),
     "moe": ("experts", style.GREEN, "..."),
 }
+SHOWN = {"cross_attention": "attention"}  # parts that are drawn with another
 _TICKS = {"none": "no\nparallelism", "full": "full\nrecompute"}
 
 
@@ -59,7 +60,8 @@ def draw(config: Config, accounting: str) -> Figure:
     axes.set_xticks(range(len(bars)), ticks, fontsize=9)
     axes.set_ylabel("GiB per layer and GPU")
     axes.set_ylim(0, 1.16 * max(tops))
-    title = f"Activation memory of one layer of {setting(config.with_parallel(sp=False))}"
+    kind = f"{usual_kind(config.model)} " if len(kinds(config.model)) > 1 else ""
+    title = f"Activation memory of one {kind}layer of {setting(config.with_parallel(sp=False))}"
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.legend(frameon=False, fontsize=9, reverse=True)
     axes.set_xlabel(
@@ -85,6 +87,8 @@ def parts(config: Config, accounting: str) -> dict[str, int]:
     dropped_by = activations.drops(graph)
     sizes: dict[str, int] = {}
     for entry in activations.counted(activations.kept(graph, config.run.policy), accounting):
-        part = CORE if "selective" in dropped_by(entry.tensor) else entry.part
+        part = (
+            CORE if "selective" in dropped_by(entry.tensor) else SHOWN.get(entry.part, entry.part)
+        )
         sizes[part] = sizes.get(part, 0) + entry.tensor.bytes
     return sizes
