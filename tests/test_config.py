@@ -330,3 +330,21 @@ def test_a_word_that_recomputes_nothing_is_warned_about():
         assert not load("llama-3-8b", **{**settings, **other}).warnings
     for name in ("mixtral-8x7b", "deepseek-v3"):
         assert not load(name, **settings).warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "without"),
+    [
+        ("llama-3-8b", "moe,mlp", ["moe"]),
+        ("llama-3-8b", "mla_up_proj,moe_act", ["expert_act", "mla_up"]),
+        ("mixtral-8x7b", "mlp,moe", ["mlp"]),
+        ("mixtral-8x7b", "shared_experts", ["shared_experts"]),
+        ("deepseek-v3", "mlp,moe_act,shared_experts,mla_up_proj", []),
+        ("t5-11b", "cross_attention", []),
+        ("bert-large", "cross_attention", ["cross_attention"]),
+    ],
+)
+def test_a_region_that_no_layer_has_is_warned_about(name, words, without):
+    warnings = load(name, seq_length=512, recompute=words).warnings
+    nothing = [line.partition(" ")[0] for line in warnings if "recomputes nothing: " in line]
+    assert nothing == without

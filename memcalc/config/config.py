@@ -121,7 +121,7 @@ class Config:
                 "Hugging Face's layers split over ranks were never measured: counted as torch's"
             )
         lines += self._stacks_warnings()
-        lines += self._norms_in_linears()
+        lines += self._nothing_recomputed()
         if kernels.name == "megatron-local" and self.model.position == "rotary":
             lines += self._packed_value()
         return tuple(lines)
@@ -142,15 +142,26 @@ class Config:
             lines.append("Hugging Face's clamps of T5's fp16 states keep more than counted")
         return lines
 
-    def _norms_in_linears(self) -> list[str]:
-        """A word that recomputes nothing: every norm is part of a linear."""
-        model, kernels = self.model, self.run.implementation
-        alone = not kernels.norms_in_linears or model.latent or model.experts is not None
-        if alone or model.block != "pre_norm" or "norm" not in self.run.policy.regions:
-            return []
-        return [
-            "layernorm recomputes nothing here: Transformer Engine has the norms inside linears"
-        ]
+    def _nothing_recomputed(self) -> list[str]:
+        """Regions that are to be recomputed and that no layer of the model has."""
+        model, regions = self.model, self.run.policy.regions
+        dense = model.experts is None or 0 in (model.moe_layers or ())
+        alone = model.latent or model.experts is not None or model.block != "pre_norm"
+        there = {
+            "mla_up": model.latent,
+            "cross_attention": model.encoder_layers is not None,
+            "mlp": dense,
+            "moe": model.experts is not None,
+            "expert_act": model.experts is not None,
+            "shared_experts": model.shared_ffn_size is not None,
+        }
+        without = sorted(name for name in regions if not there.get(name, True))
+        lines = [f"{name} recomputes nothing: {model.name} has none" for name in without]
+        if "norm" in regions and self.run.implementation.norms_in_linears and not alone:
+            lines.append(
+                "layernorm recomputes nothing here: Transformer Engine has the norms inside linears"
+            )
+        return lines
 
     def _packed_value(self) -> list[str]:
         """What Megatron-core keeps beside the value, of which it holds all that was packed with."""
