@@ -5,6 +5,7 @@ What PyTorch keeps is that of transformers' own layers, on meta, at the sizes of
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -469,3 +470,11 @@ class TestFurtherTokens:
         extra = flops.iteration(with_).forward - flops.iteration(without).forward
         head = flops.forward(head_graph(with_))
         assert extra == flops.layer(with_, kind="mtp").forward + head
+
+
+def test_the_readme_lists_the_differences():
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    (row,) = [line for line in readme.splitlines() if line.startswith("| t5 |")]
+    for (layer, attention), (difference, _) in DIFFERENCES.items():
+        assert f"`transformers-{attention}`" in row
+        assert f"{difference} bytes ({layer.rpartition(' ')[2]})" in row
