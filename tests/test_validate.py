@@ -192,6 +192,29 @@ class TestHuggingFaceTotals:
         assert measured.agrees
         return sum(each.bytes for each in measured.stored if each.made_by not in ("cos", "sin"))
 
+    def test_products_that_are_batched_keep_a_weight_for_every_token(self):
+        """203337216 bytes were measured before, by other hands, on the CPU; flash has 24 more."""
+        kernels_ = replace(IMPLEMENTATIONS["transformers-sdpa"], expert_products="batched")
+        run_ = Run(seq_length=64, micro_batch_size=2, implementation=kernels_)
+        x = torch.empty(2, 64, 256, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        measured = measure(HuggingFaceLayer("mixtral", EXPERTS["mixtral"], run_), x)
+        assert measured.agrees
+        total = sum(e.bytes for e in measured.stored if e.made_by not in ("cos", "sin"))
+        assert total == 203337216 + 24
+        model = replace(
+            load("mixtral-8x7b").model,
+            hidden_size=256,
+            heads=8,
+            kv_heads=2,
+            head_size=32,
+            ffn_size=512,
+            expert_ffn_size=512,
+            experts=4,
+        )
+        report = validate(Config(model, Parallel(), run_), "meta")
+        assert report.failures == ()
+        assert sums(report) == (total, total)
+
     @pytest.mark.parametrize(("kind", "bytes_"), [("mixtral", 2016808), ("qwen3_moe", 1481272)])
     def test_small_mixtures_of_experts(self, kind, bytes_):
         """Measured before, by other hands, as what a further layer of the model keeps."""

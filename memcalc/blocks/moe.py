@@ -37,12 +37,14 @@ def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
         model.router_norm,
     )
     kernels, bias = m.kernels, model.mlp_bias
-    tokens = ops.dispatch(g, "dispatch", x, m.routed, experts, kernels.sorts_routes, bias)
+    batched = kernels.expert_products == "batched"
+    sorts = kernels.sorts_routes and not batched
+    tokens = ops.dispatch(g, "dispatch", x, m.routed, experts, sorts, bias)
     packed = width.times(2) if model.gated else width
-    y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, bias)
+    y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, bias, batched)
     with g.region("expert_act"):
         y = activated(g, "experts", y, g.mesh.expert_tensor(width), m)
-    y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, bias)
+    y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, bias, batched)
     return ops.combine(g, "combine", y, weights, x.axes, kernels.weighs_outputs)
 
 

@@ -10,7 +10,7 @@ import click
 from memcalc import files
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
-from memcalc.config.implementation import ATTENTIONS
+from memcalc.config.implementation import ATTENTIONS, EXPERT_PRODUCTS
 from memcalc.config.parallel import CONTEXT_KINDS
 from memcalc.config.recompute import METHODS
 from memcalc.errors import nearest
@@ -83,6 +83,11 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     "attention": click.option(
         "--attention", type=click.Choice(ATTENTIONS), help="The attention kernel."
     ),
+    "expert_products": click.option(
+        "--expert-products",
+        type=click.Choice(EXPERT_PRODUCTS),
+        help="A product an expert, or one a routed token.  [default: grouped]",
+    ),
     "dropout": click.option(
         "--dropout", type=float, metavar="P", help="Probability of every dropout."
     ),
@@ -113,7 +118,7 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
 model = click.argument("model")
 RUN = ("run", "seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
-KERNELS = ("attention", "dropout", "precision", "implementation")
+KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
 SHOW = ("format", "output")
 
 

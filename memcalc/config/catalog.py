@@ -39,7 +39,8 @@ def load(
             not used.
         settings: What replaces the files' word, or memcalc's assumption: ``seq_length``,
             ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
-            ``implementation``, ``attention``, ``dropout``, ``gpu``, ``tp``, ``sp``, ``pp``,
+            ``implementation``, ``attention``, ``expert_products``, ``dropout``,
+            ``gpu``, ``tp``, ``sp``, ``pp``,
             ``vpp``, ``dp``, ``cp``, ``cp_kind``, ``ep``, ``etp``, ``imbalance``.
 
     Raises:

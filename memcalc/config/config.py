@@ -240,7 +240,7 @@ RUN_SETTINGS = (
     "recompute_method",
     "recompute_layers",
 )
-OTHER_SETTINGS = ("recompute", "implementation", "attention", "dropout")
+OTHER_SETTINGS = ("recompute", "implementation", "attention", "expert_products", "dropout")
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
 
@@ -341,6 +341,8 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
                 "of transformers-eager and transformers-sdpa, choose the other"
             )
         kernels = replace(kernels, attention=said["attention"])
+    if "expert_products" in said:
+        kernels = replace(kernels, expert_products=said["expert_products"])
     return kernels
 
 

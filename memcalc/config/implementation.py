@@ -6,6 +6,7 @@ from memcalc.config import fields
 from memcalc.errors import ConfigError
 
 ATTENTIONS = ("flash", "unfused")
+EXPERT_PRODUCTS = ("grouped", "batched")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class Implementation:
         norms_in_linears: Whether the norm before queries, keys and values, before a dense MLP and
             of MLA's latents is part of the linear behind it, and recomputed with that or not at all
             (Transformer Engine's ``LayerNormLinear``; Megatron-core, gpt_layer_specs.py).
+        expert_products: ``grouped``, a product an expert, or ``batched``, a product a routed token,
+            which keeps a copy of its expert's weights.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -61,6 +64,7 @@ class Implementation:
     repeats_kv: bool = False
     keeps_gathered: bool = False
     weighs_outputs: bool = False
+    expert_products: str = "grouped"
     norms_in_linears: bool = False
     own_heads: bool = False
     copies_bias: bool = False
@@ -71,6 +75,7 @@ class Implementation:
 
     def __post_init__(self) -> None:
         fields.word("attention", self.attention, ATTENTIONS)
+        fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
         if type(self.rng_bytes) is not int or self.rng_bytes < 0:
             raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")
 

@@ -23,6 +23,7 @@ HF_BIAS = "transformers integrations/sdpa_attention.py: create_position_bias_mas
 HF_T5 = "transformers models/t5/modeling_t5.py: T5LayerNorm"
 HF_GPT_OSS = "transformers models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate"
 HF_COHERE = "transformers models/cohere/modeling_cohere.py: CohereLayerNorm"
+HF_BATCHED = "transformers integrations/moe.py: batched_mm_experts_forward"
 HF_EXPERTS = "transformers integrations/moe.py: grouped_mm_experts_forward"
 MEGATRON_ROUTER = (
     "Megatron-core transformer/moe/router.py, moe_utils.py: topk_routing_with_score_function"
@@ -873,11 +874,19 @@ def dispatch(
 
 
 def grouped_linear(
-    g: Graph, name: str, x: Tensor, experts: Axis, features: Axis, split: str, bias: bool
+    g: Graph,
+    name: str,
+    x: Tensor,
+    experts: Axis,
+    features: Axis,
+    split: str,
+    bias: bool,
+    batched: bool = False,
 ) -> Tensor:
     """x (routed tokens, in) -> (routed tokens, out): each token by its own expert's weight.
 
-    Saves its input, as every linear.
+    Saves its input, as every linear; ``batched``, one product a token, a copy of the weight of each
+    token's expert too.
     """
     routed, inner = x.axes
     local = g.mesh.expert_tensor(features) if split == COLUMN else features
@@ -886,12 +895,16 @@ def grouped_linear(
     weights = [Weight(f"{name}.weight", (experts, local, inner))]
     if bias:
         weights.append(Weight(f"{name}.bias", (experts, local)))
+    saves = [Save(_quantised(g, x), "input: the weights' gradients need it", KORTHIKANTI)]
+    if batched:
+        copies = Tensor(f"{name}_weights", (routed, local, inner), x.dtype_bytes)
+        saves.append(Save(copies, "a weight for every token: its gradient needs it", HF_BATCHED))
     g.record(
         name,
         "linear",
         (x,),
         (out,),
-        saves=(Save(_quantised(g, x), "input: the weights' gradients need it", KORTHIKANTI),),
+        saves=saves,
         flops=2 * elements(x.axes) * features.size,
         weights=weights,
     )

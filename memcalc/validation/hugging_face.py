@@ -132,7 +132,8 @@ class HuggingFaceLayer(nn.Module):
         super().__init__()
         eager = run.implementation.attention == "unfused"
         dtype, s = TYPES[run.precision], run.seq_length
-        config = _configured(kind, content, "eager" if eager else "sdpa")
+        products = run.implementation.expert_products
+        config = _configured(kind, content, "eager" if eager else "sdpa", products)
         modeling = import_module(type(config).__module__.replace("configuration_", "modeling_"))
         with torch.device("meta"):
             self.layer = _build(getattr(modeling, FAMILIES[kind].layer), config, number)
@@ -194,13 +195,13 @@ class CudaKernels(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _configured(kind: str, content: Mapping[str, Any], attention: str) -> Any:
+def _configured(kind: str, content: Mapping[str, Any], attention: str, products: str) -> Any:
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(kind, **content)
     config._attn_implementation = attention
     # what the loop over experts keeps depends on the routing, which meta does not know
-    config._experts_implementation = "grouped_mm"
+    config._experts_implementation = f"{products}_mm"
     return config
 
 
