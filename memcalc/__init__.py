@@ -40,12 +40,14 @@ if TYPE_CHECKING:
     from memcalc.figures import plot
     from memcalc.formulas import Formula, layer_formula
     from memcalc.report import Report
+    from memcalc.validation.derivation import Derived, derive
     from memcalc.validation.validate import validate
 
 # Public name -> where it lives; loaded when first used, so that ``import memcalc`` costs nothing.
 _PUBLIC = {
     "Config": "memcalc.config:Config",
     "ConfigError": "memcalc.errors:ConfigError",
+    "Derived": "memcalc.validation.derivation:Derived",
     "Formula": "memcalc.formulas:Formula",
     "IMPLEMENTATIONS": "memcalc.config:IMPLEMENTATIONS",
     "Implementation": "memcalc.config:Implementation",
@@ -59,6 +61,7 @@ _PUBLIC = {
     "UsageError": "memcalc.errors:UsageError",
     "check": "memcalc.checks.check:check",
     "comm": "memcalc.answers.comm:comm",
+    "derive": "memcalc.validation.derivation:derive",
     "flops": "memcalc.answers.flops:flops",
     "formula": "memcalc.answers.formula:formula",
     "gpus": "memcalc.answers.gpus:gpus",
@@ -78,6 +81,7 @@ __all__ = [
     "IMPLEMENTATIONS",
     "Config",
     "ConfigError",
+    "Derived",
     "Formula",
     "Implementation",
     "InputError",
@@ -90,6 +94,7 @@ __all__ = [
     "UsageError",
     "check",
     "comm",
+    "derive",
     "flops",
     "formula",
     "gpus",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 from sympy.printing.numpy import NumPyPrinter
+from sympy.printing.pycode import PythonCodePrinter
 
 from memcalc import symbols
 from memcalc.analysis import activations
@@ -99,6 +100,21 @@ class Formula:
             parts.insert(0, rf"{_latex(factor / divisor)}\left({inner}\right)")
         return _sum(parts)
 
+    def python(self, name: str = "kept_bytes") -> str:
+        """The formula as the source of a Python function of its letters, in whole numbers.
+
+        >>> s, b, h, t = (symbols.symbol(letter) for letter in "sbht")
+        >>> print(Formula(34*s*b*h/t).python())
+        def kept_bytes(b: int, h: int, s: int, t: int) -> int:
+            return (34*b*h*s)//(t)
+        """
+        above, below = sympy.fraction(sympy.together(self.expression))
+        code = sympy.sstr(above) if below == 1 else f"({sympy.sstr(above)})//({sympy.sstr(below)})"
+        if self.expression.atoms(sympy.floor, sympy.ceiling, sympy.Max):
+            code = _WholePrinter().doprint(above / below)
+        arguments = ", ".join(f"{x}: int" for x in sorted(map(str, self.expression.free_symbols)))
+        return f"def {name}({arguments}) -> int:\n    return {code}"
+
     def _repr_latex_(self) -> str:
         return f"$\\displaystyle {self.latex()}$"
 
@@ -173,6 +189,24 @@ class _Printer(NumPyPrinter):  # type: ignore[misc] # sympy is untyped
         for other in others:
             code = f"maximum({code}, {other})"
         return code
+
+
+class _WholePrinter(PythonCodePrinter):  # type: ignore[misc] # sympy is untyped
+    """Python code of whole numbers: what is rounded is a quotient of two of them."""
+
+    def __init__(self) -> None:
+        super().__init__({"fully_qualified_modules": False})
+
+    def _print_floor(self, expr: Any) -> str:
+        above, below = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(({self._print(above)})//({self._print(below)}))"
+
+    def _print_ceiling(self, expr: Any) -> str:
+        above, below = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(-(-({self._print(above)})//({self._print(below)})))"
+
+    def _print_Max(self, expr: Any) -> str:  # noqa: N802 - sympy's dispatch by class name
+        return f"max({', '.join(self._print(arg) for arg in expr.args)})"
 
 
 def layer_formula(

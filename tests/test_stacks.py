@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import memcalc as library
@@ -28,7 +27,7 @@ from memcalc.config.readers import huggingface
 from memcalc.errors import ConfigError, InputError, UsageError
 from memcalc.formulas import layer_formula
 from memcalc.validation import kernels
-from memcalc.validation.hugging_face import CudaKernels
+from memcalc.validation.kernels import CudaKernels
 from memcalc.validation.measure import measure
 
 SCHEMA = json.loads(resources.read("schema/report.schema.json"))
@@ -89,19 +88,6 @@ def described(config):
     }
 
 
-class Kernels(CudaKernels):
-    """CUDA's choice of a kernel where there is a bias: no flash one takes it."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        bias = (kwargs or {}).get("attn_mask")
-        if func is not functional.scaled_dot_product_attention or bias is None:
-            return super().__torch_function__(func, types, args, kwargs)
-        q, k, v = args
-        wide = bias.expand(q.shape[0], q.shape[1], -1, -1)
-        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-        return kernel(q, k, v, wide, True, kwargs["dropout_p"], False, scale=kwargs["scale"])[0]
-
-
 class Layer(nn.Module):
     """One of transformers' layers, not the first of its stack; what all layers share are buffers.
 
@@ -135,7 +121,7 @@ class Layer(nn.Module):
             DECODER: (self.later, bias, *source, None, self.none),
             DENSE: (),
         }[self.kind]
-        with Kernels(24):
+        with CudaKernels():
             out = self.layer(x, *given)
         return out[0] if isinstance(out, tuple) else out
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "formula": ("memcalc.cli.formula:formula", "The closed form, step by step."),
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
     "validate": ("memcalc.cli.validate:validate", "Real PyTorch tensors against the ledger."),
+    "derive": ("memcalc.cli.derive:derive", "The closed form of any module, from PyTorch."),
     "check": ("memcalc.cli.check:check", "The paper's printed numbers against ours."),
     "models": ("memcalc.cli.models:models", "The catalogue of models."),
     "gpus": ("memcalc.cli.gpus:gpus", "The catalogue of GPUs."),

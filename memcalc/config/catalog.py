@@ -1,7 +1,7 @@
 """The catalogue of models that ship with memcalc, and the one way in: ``load``."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +59,46 @@ def load(
     return configure(_source(os.fspath(target)), settings, overlay)
 
 
+def content(target: str) -> Mapping[str, Any] | None:
+    """The ``config.json`` of Hugging Face behind a target; None of a catalogue's name.
+
+    Raises:
+        ConfigError: The target is unknown.
+        InputError: The file cannot be read, or is of another format.
+        UsageError: As of ``load``.
+
+    >>> content("llama-3-8b") is None
+    True
+    """
+    if target.lower() in names():
+        return None
+    if target.startswith(hub.PREFIX):
+        return readers.content(hub.fetch(target)[0], target)
+    if not _is_path(target):
+        raise _unknown(target)
+    return readers.content(Path(target))
+
+
 def _source(target: str) -> Source:
-    known = names()
-    if target.lower() in known:
+    if target.lower() in names():
         return _entry(target.lower())
     if target.startswith(hub.PREFIX):
         path, repository = hub.fetch(target)
         return readers.read(path, repository, target)
-    is_path = "/" in target or "\\" in target or target.lower().endswith(readers.SUFFIXES)
-    if is_path or os.path.exists(target):
+    if _is_path(target):
         return readers.read(Path(target))
-    raise ConfigError(
-        f"{target[:60]!r} is neither a model of the catalogue nor a file; {nearest(target, known)}"
+    raise _unknown(target)
+
+
+def _is_path(target: str) -> bool:
+    said = "/" in target or "\\" in target or target.lower().endswith(readers.SUFFIXES)
+    return said or os.path.exists(target)
+
+
+def _unknown(target: str) -> ConfigError:
+    return ConfigError(
+        f"{target[:60]!r} is neither a model of the catalogue nor a file; "
+        f"{nearest(target, names())}"
     )
 
 

@@ -36,8 +36,8 @@ class Implementation:
             every layer, a number for each head and pair of tokens. (Unfused, a sum keeps nothing.)
         sorts_routes: Whether routed tokens are sorted by expert with indices of 8 bytes, which are
             kept.
-        copies_router: Whether a router whose product is in fp32 keeps fp32 copies of its input and
-            weight; Megatron-core's own function keeps both as they are.
+        copies_router: Whether a router whose product is in fp32 keeps an fp32 copy of its input;
+            Megatron-core's own function keeps it as it is.
         norms_in_linears: Whether the norm before queries, keys and values, before a dense MLP and
             of MLA's latents is part of the linear behind it, and recomputed with that or not at all
             (Transformer Engine's ``LayerNormLinear``; Megatron-core, gpt_layer_specs.py).

@@ -801,8 +801,8 @@ def router(
 
     A product with the router's weight, a softmax or sigmoid, and the largest of it. Saves its
     input, the fp32 scores (or those of a token's experts alone), and of each token's experts the
-    index (int64); in fp32, copies of its input and weight; where weights are divided by their sum,
-    both of these.
+    index (int64); in fp32, a copy of its input; where weights are divided by their sum, both of
+    these.
 
     Args:
         g: The graph.
@@ -821,8 +821,7 @@ def router(
     narrow = dtype in ("cast", "chosen")
     index = Tensor(f"{name}_index", (*tokens, chosen), 8)
     out = Tensor(f"{name}_weights", (*tokens, chosen), x.dtype_bytes if narrow else 4)
-    axes = (experts, *x.axes[-1:])
-    weights = [Weight(f"{name}.weight", axes)]
+    weights = [Weight(f"{name}.weight", (experts, *x.axes[-1:]))]
     if bias:
         weights.append(Weight(f"{name}.bias", (experts,)))
     wide = cast(g, f"{name}_input_fp32", x, 4) if dtype == "fp32" else x
@@ -831,9 +830,6 @@ def router(
         Save(scores, "scores: their gradient is a function of them", MEGATRON_ROUTER),
         Save(index, "experts of each token, int64", MEGATRON_ROUTER, small=True),
     ]
-    if wide is not x:
-        copy_ = Tensor(f"{name}_weight_fp32", axes, 4)
-        saves.append(Save(copy_, "fp32 copy of the weight", TORCH_CHAIN, small=True))
     if norm:
         reason = "quotient: its gradient needs both"
         best = Tensor(f"{name}_best", (*tokens, chosen), 4)

@@ -3,6 +3,8 @@
 The sequence is the first axis. A linear behind g keeps the shard and gathers it again in backward.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,9 +12,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+_shapes_alone: list[Any] = []  # how many ranks there would be, where there are none
+
+
+@contextmanager
+def shapes_alone(t: Any) -> Iterator[None]:
+    """Collectives of shapes among t ranks that are not there: t may be a symbol."""
+    _shapes_alone.append(t)
+    try:
+        yield
+    finally:
+        _shapes_alone.pop()
+
 
 def gather(shard: Tensor) -> Tensor:
     """(s/t, ...) on every rank -> (s, ...) on every rank."""
+    if _shapes_alone:
+        return shard.new_empty((_shapes_alone[-1] * shard.shape[0], *shard.shape[1:]))
     shards = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
     dist.all_gather(shards, shard.contiguous())
     return torch.cat(shards)
@@ -21,6 +37,8 @@ def gather(shard: Tensor) -> Tensor:
 def reduce(partial: Tensor) -> Tensor:
     """A partial sum on every rank -> the sum on every rank."""
     total = partial.clone(memory_format=torch.contiguous_format)
+    if _shapes_alone:
+        return total
     dist.all_reduce(total)
     return total
 
@@ -30,6 +48,8 @@ def reduce_scatter(partial: Tensor) -> Tensor:
 
     gloo has no reduce-scatter, so every backend reduces and slices.
     """
+    if _shapes_alone:
+        return partial.new_empty((partial.shape[0] // _shapes_alone[-1], *partial.shape[1:]))
     return reduce(partial).chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 

@@ -54,11 +54,14 @@ def _shared_experts(model: Model, kind: str) -> int | None:
 
 
 def _first_dense(model: Model, kind: str) -> int:
-    return int(kind == DENSE)
+    return len(_dense_layers(model, kind))
 
 
 def _dense_layers(model: Model, kind: str) -> list[int]:
-    return [0] if kind == DENSE else []
+    """The dense layers: of a model with the kind as its first, or where none is said, its own."""
+    if kind:
+        return [0] if kind == DENSE else []
+    return [number for number, moe in enumerate(model.moe_layers or ()) if not moe]
 
 
 def _windowed(model: Model, kind: str) -> bool:
@@ -275,7 +278,7 @@ FAMILIES: dict[str, Family] = {
             **_HEADS_FIRST,
             "self_attn": (*_HEADS_FIRST["self_attn"], "attention_dropout", "attention_residual"),
             "act_fn": ("gelu", "gelu_impl"),
-            "mlp": ("mlp_dropout",),
+            "mlp": ("mlp_dropout", "mlp_residual"),
             ".": ("layer",),
         },
     ),
@@ -402,8 +405,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def described(family: str, model: Model, kind: str) -> dict[str, Any]:
+def described(family: str, model: Model, kind: str = "") -> dict[str, Any]:
     """A model as a family's config.json would say it, with a layer of some kind as its first.
+
+    Without a kind its layers are as they are.
 
     >>> from memcalc.config import load
     >>> described("gpt2", load("gpt2").model, "dense")["n_inner"]
@@ -415,7 +420,13 @@ def described(family: str, model: Model, kind: str) -> dict[str, Any]:
     }
 
 
-def parts(family: str) -> dict[str, str]:
-    """The part of a family's layer that each operation of the ledger, and each module, works on."""
+def parts(family: str, kind: str = "") -> dict[str, str]:
+    """The part of a family's layer that each operation of the ledger, and each module, works on.
+
+    A dense layer among those with experts has an MLP's parts.
+    """
     names = FAMILIES[family].names
+    if kind == DENSE and "experts" in names:
+        mlp = {part: _PARTS[part] for part in ("fc1", "act_fn", "mlp")}
+        names = {part: those for part, those in names.items() if part != "experts"} | mlp
     return {each: part for part, those in names.items() for each in those}

@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - its usual name
-from torch.overrides import TorchFunctionMode
 
 from memcalc.blocks.layer import usual_kind
 from memcalc.config import Config, Model, Run
 from memcalc.config.readers import huggingface
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.validation import kernels
 from memcalc.validation.families import FAMILIES, described
+from memcalc.validation.kernels import CudaKernels
 from memcalc.validation.modules import TYPES
+
+
+class NoAttentionError(UsageError):
+    """A family has no such attention in transformers."""
 
 
 class Remaining(NamedTuple):
@@ -36,6 +38,8 @@ class Remaining(NamedTuple):
     bytes: int | None
     cause: str
 
+
+FP32_ALWAYS = "_keep_in_fp32_modules_strict"  # transformers' word for parameters in fp32
 
 _INDICES = Remaining(16, "the two int64 indices by which it takes key and value off one product")
 
@@ -73,6 +77,7 @@ def require(config: Config) -> None:
 
     Raises:
         UsageError: With what the nearest family's layers have.
+        NoAttentionError: It has no such attention.
     """
     nearest = family(config)
     different = _that_matter(_differences(nearest, config), config)
@@ -88,7 +93,7 @@ def require(config: Config) -> None:
     name = config.run.implementation.name
     remaining = REMAINING.get((nearest, name))
     if remaining is not None and remaining.bytes is None:
-        raise UsageError(
+        raise NoAttentionError(
             f"{nearest} has no {name} layer: {remaining.cause}; choose transformers-eager"
         )
 
@@ -137,7 +142,7 @@ class HuggingFaceLayer(nn.Module):
         modeling = import_module(type(config).__module__.replace("configuration_", "modeling_"))
         with torch.device("meta"):
             self.layer = _build(getattr(modeling, FAMILIES[kind].layer), config, number)
-            self.layer = self.layer.to(dtype).train()
+            self.layer = _typed(self.layer, modeling, dtype).train()
             tables = {"later": torch.zeros(1, 1, s, s, dtype=dtype)} if eager else {}
             tables |= _positions(modeling, config, run, number)
             for name, table in tables.items():
@@ -175,26 +180,6 @@ def cuda_kernels(run: Run) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-class CudaKernels(TorchFunctionMode):
-    """Dropout with masks of a byte, and scaled_dot_product_attention in a flash kernel."""
-
-    def __init__(self, rng_bytes: int) -> None:
-        super().__init__()
-        self.rng_bytes = rng_bytes
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Put CUDA's kernel in place of a function."""
-        kwargs = kwargs or {}
-        if func is F.dropout:
-            training = kwargs.get("training", args[2] if len(args) > 2 else True)
-            probability = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-            return kernels.dropout(args[0], probability if training else 0.0)
-        if func is F.scaled_dot_product_attention:
-            q, k, v = args[:3]
-            return kernels.FlashAttention.apply(q, k, v, self.rng_bytes, "bs")
-        return func(*args, **kwargs)
-
-
 def _configured(kind: str, content: Mapping[str, Any], attention: str, products: str) -> Any:
     from transformers import AutoConfig
 
@@ -203,6 +188,17 @@ def _configured(kind: str, content: Mapping[str, Any], attention: str, products:
     # what the loop over experts keeps depends on the routing, which meta does not know
     config._experts_implementation = f"{products}_mm"
     return config
+
+
+def _typed(layer: nn.Module, modeling: Any, dtype: torch.dtype) -> nn.Module:
+    """A layer's weights in a type, but for those that its family keeps in fp32, as routers' are."""
+    models = [each for each in vars(modeling).values() if hasattr(each, FP32_ALWAYS)]
+    wide = {name for each in models for name in getattr(each, FP32_ALWAYS) or ()}
+    layer = layer.to(dtype)
+    for path, parameter in layer.named_parameters():
+        if any(path.endswith(name) for name in wide):
+            parameter.data = parameter.data.float()
+    return layer
 
 
 def _build(layer: Any, config: Any, number: int) -> Any:

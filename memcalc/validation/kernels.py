@@ -6,6 +6,8 @@ for (the packed gate, rotary positions, as Megatron-core and Transformer Engine 
 in for everywhere.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +15,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from memcalc.errors import UsageError
+
+FLASH_RNG_BYTES = 24  # PyTorch's flash kernel keeps a seed with its offset, and 8 bytes more
+ATTENTION, RMS_NORM = F.scaled_dot_product_attention, F.rms_norm
+EFFICIENT_ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
@@ -23,7 +30,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
-    """x (..., h) -> (..., h), in one kernel."""
+    """x (..., h) -> (..., h), over the last axis, in one kernel."""
     if x.is_cuda:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     out: Tensor = RmsNorm.apply(x, weight, eps)
@@ -73,25 +80,113 @@ def native_flash_attention(
         ) from error
 
 
+class CudaKernels(TorchFunctionMode):
+    """What CUDA runs in the place of what meta would: dropout, attention and RMSNorm.
+
+    Dropout's mask is a byte an element; attention is a flash kernel, or the memory-efficient one
+    where it has a mask or is in fp32 (PyTorch's sdp_utils.cpp); RMSNorm is one kernel.
+
+    Args:
+        rng_bytes: Bytes of random-number state that the flash kernel keeps.
+    """
+
+    def __init__(self, rng_bytes: int = FLASH_RNG_BYTES) -> None:
+        super().__init__()
+        self.functions = {
+            F.dropout: _dropout,
+            F.rms_norm: _rms_norm,
+            F.scaled_dot_product_attention: self._attention,
+        }
+        self.rng_bytes = rng_bytes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Put CUDA's kernel in place of a function."""
+        if func is F.multi_head_attention_forward:  # whose own calls no mode sees
+            with _standing_in(self.functions):
+                return func(*args, **(kwargs or {}))
+        return self.functions.get(func, func)(*args, **(kwargs or {}))
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> Tensor:
+        q, k, v = query, key, value
+        if q.dim() != 4:  # no fused kernel takes it
+            return ATTENTION(q, k, v, attn_mask, dropout_p, is_causal, **others)
+        if attn_mask is None and q.dtype != torch.float32:
+            out: Tensor = FlashAttention.apply(q, k, v, self.rng_bytes, "bs", is_causal)
+            return out
+        bias = None if attn_mask is None else _as_bias(attn_mask, q)
+        k, v = _repeat(k, q), _repeat(v, q)
+        wide = None if bias is None else bias.expand(*q.shape[:-1], k.shape[2])
+        scale = others.get("scale")
+        out, *_ = EFFICIENT_ATTENTION(q, k, v, wide, True, dropout_p, is_causal, scale=scale)
+        return out
+
+
+@contextmanager
+def _standing_in(functions: dict[Any, Any]) -> Iterator[None]:
+    """Put functions in the places of torch.nn.functional's own."""
+    theirs = {function.__name__: function for function in functions}
+    for name, function in theirs.items():
+        setattr(F, name, functions[function])
+    try:
+        yield
+    finally:
+        for name, function in theirs.items():
+            setattr(F, name, function)
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002 - PyTorch's own word
+    return dropout(input, p if training else 0.0)
+
+
+def _rms_norm(
+    input: Tensor,  # noqa: A002 - PyTorch's own word
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    if len(normalized_shape) != 1:
+        return RMS_NORM(input, normalized_shape, weight, eps)
+    out: Tensor = RmsNorm.apply(input, weight, torch.finfo(input.dtype).eps if eps is None else eps)
+    return out
+
+
+def _as_bias(mask: Tensor, q: Tensor) -> Tensor:
+    """A mask as what the memory-efficient kernel adds to scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask.logical_not(), float("-inf"))
+
+
 class RmsNorm(Function):
     """x (..., h) -> (..., h): keeps x and the fp32 reciprocal norm, as PyTorch's fused kernel."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """The normalised input times the weight."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """The normalised input times the weight, if there is one."""
         wide = x.float()
         rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, rstd)
-        return (wide * rstd).to(x.dtype) * weight
+        normal = (wide * rstd).to(x.dtype)
+        return normal if weight is None else normal * weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """By the chain rule, in fp32."""
         x, weight, rstd = ctx.saved_tensors
         dy, normal = grads[0].float(), x.float() * rstd
-        scaled = dy * weight.float()
+        scaled = dy if weight is None else dy * weight.float()
         dx = rstd * (scaled - normal * (scaled * normal).mean(-1, keepdim=True))
-        return dx.to(x.dtype), (dy * normal).flatten(0, -2).sum(0).to(weight.dtype), None
+        dw = None if weight is None else (dy * normal).flatten(0, -2).sum(0).to(weight.dtype)
+        return dx.to(x.dtype), dw, None
 
 
 class FlashAttention(Function):
@@ -162,7 +257,7 @@ class GatedActivation(Function):
 
 def angles(s: int, d: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     """Cosines and sines (s, 1, 1, d/2) of rotary positions."""
-    half = torch.arange(0, d, 2, device=device, dtype=torch.float32) / d
+    half = torch.arange(d // 2, device=device, dtype=torch.float32) * 2 / d
     turns = torch.outer(torch.arange(s, device=device, dtype=torch.float32), 10000.0**-half)
     cos, sin = (fn(turns).to(dtype)[:, None, None, :] for fn in (torch.cos, torch.sin))
     return cos, sin
@@ -188,12 +283,18 @@ class Rotate(Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
+    left, right = _halves(x)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The two halves of the last axis, whose size may be a symbol."""
+    size = x.shape[-1] // 2
+    return x.narrow(-1, 0, size), x.narrow(-1, size, size)
+
+
 def _gated(packed: Tensor, kind: str) -> Tensor:
-    gate, up = packed.chunk(2, -1)
+    gate, up = _halves(packed)
     return (F.silu(gate) if kind == "swiglu" else F.gelu(gate)) * up
 
 

@@ -61,6 +61,41 @@ class Tie(NamedTuple):
     status: str
 
 
+class Match(NamedTuple):
+    """Entries of the ledger and storages that are the same, or what of either is left over.
+
+    Attributes:
+        module: The module that made them.
+        entries: The ledger's entries, several where they are packed in one storage.
+        stored: The storages, two where they are one small entry.
+        status: As of ``Tie``.
+    """
+
+    module: str
+    entries: tuple[Entry, ...]
+    stored: tuple[Stored, ...]
+    status: str
+
+    def ties(self) -> list[Tie]:
+        """A row for each entry, or for the storage that has none."""
+        if not self.entries:
+            each = self.stored[0]
+            shape = " ".join(str(size) for size in each.shape)
+            keepers = ", ".join(each.saved_by)
+            return [Tie(f"({shape})", self.module, keepers, 0, each.bytes, self.status)]
+        return [
+            Tie(
+                entry.tensor.name,
+                self.module,
+                ", ".join(entry.ops),
+                entry.tensor.bytes,
+                entry.tensor.bytes if self.stored else 0,
+                self.status,
+            )
+            for entry in self.entries
+        ]
+
+
 def tie(
     graph: Graph,
     entries: Sequence[Entry],
@@ -69,7 +104,20 @@ def tie(
     modules: Mapping[str, str] = NO_NAMES,
     known: frozenset[str] = frozenset(),
 ) -> list[Tie]:
-    """Every entry and every storage, tied to one another or left over.
+    """A row for every entry and every storage; the arguments are those of ``matches``."""
+    found = matches(graph, entries, stored, operations, modules, known)
+    return [row for each in found for row in each.ties()]
+
+
+def matches(
+    graph: Graph,
+    entries: Sequence[Entry],
+    stored: Sequence[Stored],
+    operations: Mapping[str, str] = OPERATIONS,
+    modules: Mapping[str, str] = NO_NAMES,
+    known: frozenset[str] = frozenset(),
+) -> list[Match]:
+    """Every entry and every storage, matched with one another or left over.
 
     Args:
         graph: The ledger's graph.
@@ -86,7 +134,7 @@ def tie(
         for tensor in op.outputs:
             producer.setdefault(tensor, op.name)  # f hands on the tensor that it was given
     inputs = {tensor for op in graph.ops for tensor in op.inputs}
-    ties: list[Tie] = []
+    found: list[Match] = []
     by_module: dict[str, list[Entry]] = {}
     for entry in entries:
         made = producer.get(entry.tensor)
@@ -95,38 +143,36 @@ def tie(
         by_module.setdefault(operations.get(made, made), []).append(entry)
     for module in {**by_module, **{each.made_by: None for each in stored}}:
         mine = [each for each in stored if each.made_by == module]
-        ties += _within(module, by_module.get(module, []), mine, known)
-    return ties
+        found += _within(module, by_module.get(module, []), mine, known)
+    return found
 
 
 def _within(
     module: str, entries: list[Entry], stored: list[Stored], known: frozenset[str]
-) -> list[Tie]:
-    """The ties of what one module made.
+) -> list[Match]:
+    """The matches of what one module made.
 
     Equal bytes kept by the same operations come first, then equal bytes, then sums of entries.
     """
-    ties, left = [], list(entries)
+    found, left = [], list(entries)
     waiting = sorted(stored, key=lambda each: -each.bytes)
     for find in (_same_keepers, _same_bytes, _same_sum):
         for each in list(waiting):
             backed = find(each, [entry for entry in left if _may_be(entry, each, known)])
-            for entry in backed:
-                left.remove(entry)
-                ties.append(_tie(entry, module, entry.tensor.bytes, MATCHED))
             if backed:
+                left = [entry for entry in left if entry not in backed]
                 waiting.remove(each)
+                found.append(Match(module, tuple(backed), (each,), MATCHED))
     for entry in [entry for entry in left if entry.small]:
         for pair in _pairs(entry, waiting):
             left.remove(entry)
-            ties.append(_tie(entry, module, entry.tensor.bytes, MATCHED))
             waiting = [each for each in waiting if each not in pair]
+            found.append(Match(module, (entry,), pair, MATCHED))
     for each in waiting:
         most = IGNORED_STORAGES.get(module, (0, ""))[0]
         status = IGNORED if most is None or each.bytes <= most else UNEXPLAINED
-        shape = " ".join(str(size) for size in each.shape)
-        ties.append(Tie(f"({shape})", module, ", ".join(each.saved_by), 0, each.bytes, status))
-    return ties + [_tie(entry, module, 0, MISSING) for entry in left]
+        found.append(Match(module, (), (each,), status))
+    return found + [Match(module, (entry,), (), MISSING) for entry in left]
 
 
 def _may_be(entry: Entry, each: Stored, known: frozenset[str]) -> bool:
@@ -158,9 +204,3 @@ def _pairs(entry: Entry, stored: list[Stored]) -> list[tuple[Stored, Stored]]:
     """The first pair of storages that together are an entry, or none."""
     pairs = combinations(stored, 2)
     return [p for p in pairs if sum(each.bytes for each in p) == entry.tensor.bytes][:1]
-
-
-def _tie(entry: Entry, module: str, measured: int, status: str) -> Tie:
-    return Tie(
-        entry.tensor.name, module, ", ".join(entry.ops), entry.tensor.bytes, measured, status
-    )

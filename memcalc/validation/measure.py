@@ -8,10 +8,10 @@ is left is what the hooks found, and the outputs.
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,8 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
+
+UNSEEN = "constant"  # as the index that a list becomes inside of PyTorch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,22 @@ class Stored:
         saved_by: The modules in which it was saved; none of what is alive without being saved, as
             the cache of a selective checkpoint, or what a caller holds.
         shape: The shape of a tensor saved on it.
+        path: The whole path of the module in which it was born; nothing for an input or a buffer.
+        op: The operation that made it; nothing for an input or a buffer; ``constant`` where nobody
+            saw its birth, and the path is of who saved it.
+        dtype: The type of its elements.
+        size: Its bytes as a sympy expression, where sizes are symbols; ``bytes`` are then those at
+            the sizes by which PyTorch decides.
     """
 
     bytes: int
     made_by: str
     saved_by: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
+    path: str = ""
+    op: str = ""
+    dtype: str = ""
+    size: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,8 @@ class Measured:
 
     Attributes:
         stored: The storages that are saved and alive, without parameters, and those that were born
-            in the pass and are alive without being saved.
+            in the pass and are alive without being saved; those from outside first, then in the
+            order of their birth.
         live_bytes: Storages born in the pass and still alive, by the second count.
         born_bytes: Those of them in ``stored``.
         output_bytes: Those of the outputs that nothing saved.
@@ -86,13 +99,26 @@ class _Handle:
         self.saved_by = saved_by
 
 
+class _Birth(NamedTuple):
+    """A storage that was born: by its first tensor, in a module, by an operation."""
+
+    path: str
+    op: str
+    shape: tuple[Any, ...]
+    dtype: str
+    nbytes: Any
+
+    @property
+    def bytes(self) -> int:
+        return _number(self.nbytes)
+
+
 @dataclass
 class _Births(TorchDispatchMode):
     """Where every storage is born, and how many bytes of them are alive."""
 
     module: Callable[[], str]
-    made_by: dict[int, str] = field(default_factory=dict)
-    shapes: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    births: dict[int, _Birth] = field(default_factory=dict)
     alive: int = 0
     peak: int = 0
 
@@ -108,25 +134,28 @@ class _Births(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 key = _key(tensor)
-                if key not in known and key not in self.made_by:
-                    self._born(tensor, key)
+                if key not in known and key not in self.births:
+                    self._born(tensor, key, str(func))
         return out
 
-    def _born(self, tensor: Tensor, key: int) -> None:
+    def _born(self, tensor: Tensor, key: int, op: str) -> None:
         storage = _plain(tensor).untyped_storage()
-        self.made_by[key] = self.module()
-        self.shapes[key] = storage.nbytes(), tuple(tensor.shape)
-        self.alive += storage.nbytes()
+        birth = _Birth(self.module(), op, tuple(tensor.shape), _type(tensor), storage.nbytes())
+        self.births[key] = birth
+        self.alive += birth.bytes
         self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self._died, key, storage.nbytes())
+        weakref.finalize(storage, self._died, key, birth.bytes)
 
     def _died(self, key: int, size: int) -> None:
         self.alive -= size
-        del self.made_by[key], self.shapes[key]  # keys are used again
+        del self.births[key]  # keys are used again
 
 
 def measure(
-    module: nn.Module, *inputs: Tensor, allocated: Callable[[], int] | None = None
+    module: nn.Module,
+    *inputs: Any,
+    allocated: Callable[[], int] | None = None,
+    keywords: Mapping[str, Any] | None = None,
 ) -> Measured:
     """Run a module forward and see what autograd keeps.
 
@@ -134,6 +163,7 @@ def measure(
         module: The module; its submodules' names say who made and who saved a storage.
         inputs: Its inputs. They count as kept where they are saved, and not as born.
         allocated: What the device's allocator counts at this moment, if it has one.
+        keywords: Inputs that it takes by name.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
@@ -142,11 +172,12 @@ def measure(
     [(32, '', ('0',)), (64, '0', ('1',))]
     """
     handles: weakref.WeakSet[_Handle] = weakref.WeakSet()
+    given = {_key(t) for t in tree_leaves((inputs, keywords)) if isinstance(t, Tensor)}
     parameters = {_key(t) for t in module.parameters()}
     buffers = {_key(t): name.rpartition(".")[2] for name, t in module.named_buffers()}
     before = allocated() if allocated else 0
     with ExitStack() as stack:
-        current = stack.enter_context(_module_path(module))
+        current = stack.enter_context(module_path(module))
         births = stack.enter_context(_Births(current))
 
         def pack(tensor: Tensor) -> _Handle:
@@ -155,24 +186,31 @@ def measure(
             return handle
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda handle: handle.tensor):
-            outputs = [t for t in tree_leaves(module(*inputs)) if isinstance(t, Tensor)]
+            returned = tree_leaves(module(*inputs, **(keywords or {})))
+        outputs = [t for t in returned if isinstance(t, Tensor)]
     taken = allocated() - before if allocated else None
     found: dict[int, list[_Handle]] = {}
     for handle in list(handles):
         if _key(handle.tensor) not in parameters:
             found.setdefault(_key(handle.tensor), []).append(handle)
-    extra = {_key(t): _bytes(t) for t in outputs if _key(t) not in found}
-    made_by = {**buffers, **births.made_by}
-    _settle(lambda: not births.made_by.keys() - found.keys() - extra.keys())
-    stored = {key: _stored(found[key], made_by.get(key, "")) for key in found}
-    for key in births.made_by.keys() - found.keys() - extra.keys():
-        size, shape = births.shapes[key]
-        stored[key] = Stored(size, births.made_by[key], (), shape)
-    born = sum(each.bytes for key, each in stored.items() if key in births.made_by)
-    of_outputs = sum(size for key, size in extra.items() if key in births.made_by)
-    ordered = sorted(stored.values(), key=lambda each: (each.made_by, -each.bytes, each.saved_by))
-    sizes = tuple(births.shapes[key][0] for key in births.made_by)
-    return Measured(tuple(ordered), births.alive, born, of_outputs, births.peak, sizes, taken)
+    extra = {_key(t): _number(_nbytes(t)) for t in outputs if _key(t) not in found}
+    _settle(lambda: not births.births.keys() - found.keys() - extra.keys())
+    born = births.births
+    # in the order of their birth, after what was there before
+    known = [key for key in found if key not in born] + [key for key in born if key not in extra]
+    stored = {
+        key: _stored(found.get(key, []), born.get(key), buffers.get(key, ""), key in given)
+        for key in known
+    }
+    return Measured(
+        tuple(stored.values()),
+        births.alive,
+        sum(each.bytes for key, each in stored.items() if key in born),
+        sum(size for key, size in extra.items() if key in born),
+        births.peak,
+        tuple(each.bytes for each in born.values()),
+        taken,
+    )
 
 
 def peak_bytes(modules: Sequence[nn.Module], x: Tensor) -> int:
@@ -206,9 +244,9 @@ def _settle(agree: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def _module_path(root: nn.Module) -> Iterator[Callable[[], str]]:
-    """The name of the module that is running, by the last part of its path."""
-    names = {module: name.rpartition(".")[2] or "." for name, module in root.named_modules()}
+def module_path(root: nn.Module) -> Iterator[Callable[[], str]]:
+    """The path of the module that is running; of the root itself, a dot."""
+    names = {module: name or "." for name, module in root.named_modules()}
     running: list[str] = []
 
     def enter(module: nn.Module, inputs: Any) -> None:
@@ -228,10 +266,28 @@ def _module_path(root: nn.Module) -> Iterator[Callable[[], str]]:
             hook.remove()
 
 
-def _stored(handles: list[_Handle], made_by: str) -> Stored:
-    savers = tuple(sorted({handle.saved_by for handle in handles}))
-    shape = min(tuple(_plain(handle.tensor).shape) for handle in handles)
-    return Stored(_bytes(handles[0].tensor), made_by, savers, shape)
+def _stored(handles: list[_Handle], birth: _Birth | None, buffer: str, given: bool) -> Stored:
+    """A storage from its birth, where that was seen, else from who saved it."""
+    savers = tuple(sorted({_last(handle.saved_by) for handle in handles}))
+    shapes = [tuple(_plain(handle.tensor).shape) for handle in handles]
+    if birth is None:
+        tensor = handles[0].tensor
+        seen = bool(buffer) or given
+        path, op = ("", "") if seen else (handles[0].saved_by, UNSEEN)
+        birth = _Birth(path, op, shapes[0], _type(tensor), _nbytes(tensor))
+    shape = min(shapes, key=lambda each: tuple(map(_number, each)), default=birth.shape)
+    made_by = buffer if not birth.op or birth.op == UNSEEN else _last(birth.path)
+    size = birth.nbytes.node.expr if isinstance(birth.nbytes, torch.SymInt) else None
+    return Stored(birth.bytes, made_by, savers, shape, *birth[:2], birth.dtype, size)
+
+
+def _last(path: str) -> str:
+    """The last part of a module's path; of the root, a dot."""
+    return path.rpartition(".")[2] or "."
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _key(tensor: Tensor) -> int:
@@ -239,8 +295,13 @@ def _key(tensor: Tensor) -> int:
     return _plain(tensor).untyped_storage()._cdata
 
 
-def _bytes(tensor: Tensor) -> int:
+def _nbytes(tensor: Tensor) -> Any:
     return _plain(tensor).untyped_storage().nbytes()
+
+
+def _number(size: Any) -> int:
+    """A size, or where it is a symbol its value meanwhile, which decides nothing here."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from memcalc.config import Config, Model
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
 from memcalc.validation import kernels
-from memcalc.validation.hugging_face import CudaKernels
+from memcalc.validation.kernels import CudaKernels
 from memcalc.validation.modules import Place
 
 # The ledger's operations by the module of Megatron-core that does their work.

@@ -50,7 +50,8 @@ class Place:
 
     def shard(self, whole: Tensor, dim: int = 0) -> nn.Parameter:
         """This rank's part of a weight that every rank has made alike."""
-        part = whole.chunk(self.t, dim)[self.rank]
+        size = whole.shape[dim] // self.t
+        part = whole.narrow(dim, self.rank * size, size)
         return nn.Parameter(part.detach().clone())
 
 
@@ -291,7 +292,8 @@ class _Weights:
         t, rank = self.place.t, self.place.rank
         if heads >= t:
             return self.place.shard(whole)
-        return nn.Parameter(whole.chunk(heads)[rank * heads // t].detach().clone())
+        part = whole.narrow(0, rank * heads // t * d, d)
+        return nn.Parameter(part.detach().clone())
 
     def ones(self, size: int) -> nn.Parameter:
         """A norm's weight."""

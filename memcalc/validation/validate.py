@@ -72,7 +72,7 @@ def validate(
         raise UsageError(f"a layer of {against!r} is unknown; {nearest(str(against), AGAINST)}")
     config, against = _whose(config, against)
     if device is not None:
-        _require(config, device, against)
+        require(config, device, against)
         if time:
             return _timings(config, device, full_size, against)
         return _witness(config, device, full_size, against)
@@ -84,7 +84,7 @@ def validate(
         return validate(config, "cuda", full_size, against)
     if ranks.launched():
         return validate(config, "cpu", full_size, against)
-    _require(config, "meta", against)
+    require(config, "meta", against)
     small = config if full_size else fewer_ranks(config)
     return _together(
         _witness(small, "cpu", full_size, against), _witness(config, "meta", full_size, against)
@@ -338,7 +338,7 @@ def _with(config: Config, kernels: Implementation) -> Config:
     return replace(config, run=replace(config.run, implementation=kernels), assumed=assumed)
 
 
-def _require(config: Config, device: str, against: str) -> None:
+def require(config: Config, device: str, against: str) -> None:
     """Refuse a layer that is not there, and a device that is not.
 
     Raises:
@@ -366,7 +366,7 @@ def _require(config: Config, device: str, against: str) -> None:
         )
     lacks = "" if against == "transformers" else lacking(config)
     if lacks:
-        raise UsageError(f"no layer here has {lacks}; --against transformers may")
+        raise UsageError(f"no layer here has {lacks}: Hugging Face's may (transformers)")
     if against == "megatron":
         megatron.require(config)
     if against == "torch":

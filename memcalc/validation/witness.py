@@ -15,6 +15,7 @@ from memcalc.config import Config
 from memcalc.graph.graph import Graph
 from memcalc.validation import cuda, dtensor, families, hugging_face, match, megatron
 from memcalc.validation.gradients import gradient_error
+from memcalc.validation.kernels import FLASH_RNG_BYTES
 from memcalc.validation.match import Tie, tie
 from memcalc.validation.measure import Measured, measure, peak_bytes
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
@@ -92,8 +93,8 @@ def as_on(config: Config, device: str) -> Config:
         native = not config.model.attention_dropout  # the CPU's own flash kernel, without dropout
         rng_bytes = 0 if native else kernels.rng_bytes
         kernels = replace(kernels, fp32_statistics=False, rng_bytes=rng_bytes)
-    if device == "cuda":  # PyTorch's flash kernel keeps a seed with its offset, and 8 bytes more
-        kernels = replace(kernels, rng_bytes=24)
+    if device == "cuda":
+        kernels = replace(kernels, rng_bytes=FLASH_RNG_BYTES)
     return replace(config, run=replace(config.run, implementation=kernels))
 
 

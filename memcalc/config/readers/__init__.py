@@ -82,6 +82,19 @@ def read_run(path: Path) -> RunSource:
     )
 
 
+def content(path: Path, where: str = "") -> Mapping[str, Any]:
+    """What a Hugging Face ``config.json`` says, as it stands; the path may be its folder's.
+
+    Raises:
+        InputError: The file cannot be read, or is of another format.
+    """
+    path = path / "config.json" if os.path.isdir(path) else path
+    found = parse(_bytes(path), where or str(path))
+    if not isinstance(found.get("model_type"), str):
+        raise InputError(f"{where or path}: no config.json of Hugging Face: it has no model_type")
+    return found
+
+
 def _read(path: Path, name: str = "", where: str = "") -> Source | RunSource:
     if os.path.isdir(path):
         folder, path = path, path / "config.json"

@@ -1,0 +1,705 @@
+"""The closed form of what a module keeps: its sizes are symbols, and so are its storages'.
+
+PyTorch's fake tensors carry symbolic sizes, whose expressions are sympy's. A module runs forward on
+them as it is, and what autograd keeps is measured as ``measure`` does; the sizes of its storages
+are expressions, and their sum is the closed form. Where PyTorch asks what a size is, and the answer
+is a condition that other sizes meet too, that is a guard of the formula; where it fixes a size, or
+a module does not run on symbols at all, the same measurement at several sizes is interpolated,
+exactly (``memcalc.validation.interpolation``).
+"""
+
+import io
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._sympy import functions as torch_sympy
+
+from memcalc import symbols as letters
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.formulas import Formula
+from memcalc.validation.interpolation import interpolated
+from memcalc.validation.kernels import CudaKernels
+from memcalc.validation.measure import Stored, measure, module_path
+
+DEVICES = ("cuda", "cpu")
+ACTIVATION, INPUT, BUFFER = "activation", "input", "buffer"
+MOST_SIZES = 8  # letters of one derivation
+MOST_LINES, LONGEST = 3, 120  # of what a module prints or complains of
+
+
+class DeriveError(MemcalcError):
+    """A module does not run, or what it keeps has no closed form that could be found."""
+
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+class Kept(NamedTuple):
+    """A storage that a module keeps for backward.
+
+    Attributes:
+        module: The path of the module in which it was born; nothing for an input.
+        op: The operation that made it, or ``input``, or ``buffer``.
+        shape: A saved tensor's shape: ints and sympy's expressions.
+        dtype: The type of its elements.
+        formula: Its bytes.
+        saved_by: The modules that save it.
+        kind: ``activation``, ``input`` or ``buffer``: a buffer is there anyway.
+        name: The name of the module, or of the buffer.
+    """
+
+    module: str
+    op: str
+    shape: tuple[Any, ...]
+    dtype: str
+    formula: Formula
+    saved_by: tuple[str, ...]
+    kind: str
+    name: str
+
+    @property
+    def tensor(self) -> str:
+        """What it is, in a few words: its shape and its type."""
+        shape = " ".join(f"({size})" if " " in str(size) else str(size) for size in self.shape)
+        return f"{shape} {_SHORT.get(self.dtype, self.dtype)}".strip()
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What a module keeps for backward, as a closed form.
+
+    Attributes:
+        tensors: The storages that it keeps, in the order of their birth.
+        sizes: The letters, with the sizes at which the module was looked at.
+        method: How the form was found: ``symbolic``, or ``interpolated`` with its degrees and how
+            often it was confirmed.
+        conditions: What the sizes must meet for the form to hold: relations of sympy's, or text.
+        notes: What else to know: what the module printed, why nothing was symbolic.
+    """
+
+    tensors: tuple[Kept, ...]
+    sizes: Mapping[str, int]
+    method: str
+    conditions: tuple[Any, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """What the sizes must meet for the form to hold, as text."""
+        return tuple(map(str, self.conditions))
+
+    @cached_property
+    def formula(self) -> Formula:
+        """The bytes of all that is kept, without buffers, which are there anyway."""
+        return total(self.tensors)
+
+    def value(self, **sizes: int) -> int:
+        """The bytes at given sizes; a letter without one is as it was when it was derived.
+
+        Raises:
+            UsageError: There is no such letter.
+        """
+        unknown = sizes.keys() - self.sizes.keys()
+        if unknown:
+            raise UsageError(f"no letter {min(unknown)} here; there are {', '.join(self.sizes)}")
+        return int(self.formula.value({**self.sizes, **sizes}))
+
+    def latex(self) -> str:
+        """The formula in LaTeX."""
+        return self.formula.latex()
+
+    def python(self, name: str = "kept_bytes") -> str:
+        """The formula as a Python function of its letters, in whole numbers."""
+        return self.formula.python(name)
+
+    def _repr_latex_(self) -> str:
+        return self.formula._repr_latex_()
+
+
+Build = Callable[[Mapping[str, Any]], tuple[nn.Module, Sequence[Any], Mapping[str, Any]]]
+Places = Mapping[int, Mapping[int, str]]  # the letter of each axis of each tensor
+
+
+def derive(
+    module: nn.Module,
+    inputs: Any,
+    symbols: Mapping[str, Any],
+    device: str = "cuda",
+) -> Derived:
+    """The closed form of the bytes that a module keeps for backward, in sizes of its inputs.
+
+    Nothing is computed and no memory is taken: the module's forward pass runs on tensors without
+    values. Its parameters are left as they are.
+
+    Args:
+        module: Any module, as it is to be trained: ``train()`` for its dropouts.
+        inputs: Example inputs: a tensor, a sequence of arguments, or a mapping of arguments by
+            name. An input that needs a gradient says so (``requires_grad``).
+        symbols: For each letter its size in the example, which stands for every axis of that size,
+            or the axes that it is: a pair (number of the tensor, axis), or several of them.
+        device: Whose kernels: ``cuda``, whose fused ones are stood in for, or ``cpu``.
+
+    Raises:
+        UsageError: A letter is nowhere among the inputs, or two letters are one size.
+        DeriveError: The module does not run on tensors without values, or keeps what has no
+            closed form in these letters.
+
+    >>> import torch
+    >>> mlp = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+    >>> x = torch.randn(2, 5, 8)
+    >>> derived = derive(mlp, x, symbols={"b": 2, "s": 5})
+    >>> derived.formula
+    Formula(288*b*s)
+    >>> [(each.module, each.op, str(each.formula)) for each in derived.tensors]
+    [('', 'input', '32*b*s'), ('0', 'addmm', '128*b*s'), ('1', 'gelu', '128*b*s')]
+    """
+    given, spec = tree_flatten(_arguments(inputs))
+    places = _places(given, symbols)
+    example = {
+        letter: given[number].shape[axis]
+        for number, axes in places.items()
+        for axis, letter in axes.items()
+    }
+    stands = "meta" if device == "cuda" else "cpu"
+
+    def build(sizes: Mapping[str, Any]) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
+        leaves = [
+            _like(each, stands, sizes, places.get(number, {})) if isinstance(each, Tensor) else each
+            for number, each in enumerate(given)
+        ]
+        arguments, keywords = tree_unflatten(leaves, spec)
+        return module, arguments, keywords
+
+    ordered = {letter: example[letter] for letter in symbols}
+    return derive_from(build, ordered, device, stands)
+
+
+def derive_from(
+    build: Build,
+    sizes: Mapping[str, int],
+    device: str = "cuda",
+    stands: str | None = None,
+    written: Mapping[str, Any] | None = None,
+) -> Derived:
+    """The closed form of what a module keeps that is built for sizes, by letter.
+
+    Args:
+        build: From sizes by letter, ints or symbols, to a module and its arguments, and those by
+            name. It is called once for each time that the module runs.
+        sizes: An example of the sizes, each at least 2.
+        device: As of ``derive``.
+        stands: The device on which stand-ins of the module's parameters and buffers lie; None
+            where the module is built without values already.
+        written: What a letter is in the form, where it is not itself.
+
+    Raises:
+        UsageError: A size is too small to tell from one that is always 1, or the device unknown.
+        DeriveError: As of ``derive``.
+    """
+    if device not in DEVICES:
+        raise UsageError(f"device {device!r} is unknown; choose from {', '.join(DEVICES)}")
+    if not 0 < len(sizes) <= MOST_SIZES:
+        raise UsageError(f"a form has 1 to {MOST_SIZES} letters, not {len(sizes)}")
+    for letter, size in sizes.items():
+        if size < 2:
+            raise UsageError(f"{letter} is {size} in the example: it must be at least 2")
+    looked = _Looked(build, sizes, device, stands)
+    try:
+        derived = _symbolic(looked)
+    except _StoppedError as error:
+        derived = _interpolated(looked, str(error))
+    return derived if written is None else _rewritten(derived, written)
+
+
+def kept_bytes(
+    build: Build, sizes: Mapping[str, int], device: str = "cuda", stands: str | None = None
+) -> int:
+    """The bytes that a module keeps at given sizes, measured; the arguments are ``derive_from``'s.
+
+    Raises:
+        DeriveError: The module does not run on tensors without values.
+    """
+    try:
+        stored = _Looked(build, sizes, device, stands).at(sizes).stored
+    except _StoppedError as error:
+        raise DeriveError(f"the module cannot be measured: {error}") from error
+    return sum(each.bytes for each in stored if _kind(each) != BUFFER)
+
+
+def total(tensors: Sequence[Kept]) -> Formula:
+    """The sum of what is kept, without buffers."""
+    return Formula(sum(each.formula.expression for each in tensors if each.kind != BUFFER))
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+
+class _StoppedError(Exception):
+    """A run stopped: where, and why."""
+
+
+class _Looked(NamedTuple):
+    """What is derived: as of ``derive_from``."""
+
+    build: Build
+    sizes: Mapping[str, int]
+    device: str
+    stands: str | None
+
+    def at(self, sizes: Mapping[str, int]) -> "_Run":
+        """A run at sizes that are numbers."""
+        with _quiet(), ExitStack() as stack:
+            if self.device == "cpu":
+                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            return self.on(sizes)
+
+    def on(self, sizes: Mapping[str, Any]) -> "_Run":
+        """A run at sizes, numbers or symbols.
+
+        Raises:
+            _StoppedError: With the module's path and the operation.
+        """
+        return _run(self.build, sizes, self.device, self.stands)
+
+
+class _Run(NamedTuple):
+    """What a run keeps, and what it printed."""
+
+    stored: tuple[Stored, ...]
+    printed: tuple[str, ...]
+
+
+class _Place(TorchDispatchMode):
+    """Where a run is, also after an error has unwound it.
+
+    That is the last module that began, or in which an operation ran, and that operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.operation = ".", ""
+        self.current: Callable[[], str] = lambda: self.module
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the operation, and run it."""
+        if str(func).startswith("aten."):
+            self.module, self.operation = self.current(), _operation(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def __str__(self) -> str:
+        after = f", at or after {self.operation}" if self.operation else ""
+        return f"in module {self.module}{after}"
+
+    @contextmanager
+    def within(self, module: nn.Module) -> Iterator[None]:
+        """Follow a module's parts."""
+
+        def enter(entered: nn.Module, inputs: Any) -> None:
+            self.module = self.current()
+
+        with module_path(module) as self.current:
+            hook = register_module_forward_pre_hook(enter)
+            try:
+                yield
+            finally:
+                hook.remove()
+
+
+class _Printed(io.StringIO):
+    """What is printed: its first lines, with the place that printed them."""
+
+    def __init__(self, place: _Place) -> None:
+        super().__init__()
+        self.place = place
+        self.lines: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Keep the first lines, with where they come from."""
+        if text.strip() and len(self.lines) < MOST_LINES:
+            self.lines.append(f"printed {self.place}: {_line(text)}")
+        return len(text)
+
+
+def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None) -> _Run:
+    """Run a module forward on tensors without values, and measure what is kept.
+
+    Raises:
+        _StoppedError: With the module's path and the operation.
+    """
+    place = _Place()
+    try:
+        with ExitStack() as stack:
+            printed = stack.enter_context(redirect_stdout(_Printed(place)))
+            module, arguments, keywords = build(sizes)
+            if stands:
+                stack.enter_context(_stood_in(module, stands))
+            stack.enter_context(place.within(module))
+            if device == "cuda":
+                stack.enter_context(CudaKernels())
+            stack.enter_context(place)
+            measured = measure(module, *arguments, keywords=keywords)
+            return _Run(measured.stored, tuple(printed.lines))
+    except MemcalcError:
+        raise
+    except Exception as error:  # whatever a module does
+        why = f"{type(error).__name__}: {_line(str(error))}"
+        raise _StoppedError(f"it stopped {place}: {why}") from error
+
+
+def _line(text: str) -> str:
+    """The first of a text, as one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+
+
+@contextmanager
+def _stood_in(module: nn.Module, device: str) -> Iterator[None]:
+    """Put tensors without values in the places of a module's parameters and buffers."""
+    stand_ins: dict[int, Any] = {}
+    theirs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def stand_in(tensor: Tensor) -> Any:
+        if id(tensor) not in stand_ins:
+            made = _like(tensor, device, {}, {})
+            stand_ins[id(tensor)] = (
+                nn.Parameter(made, requires_grad=tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else made
+            )
+        return stand_ins[id(tensor)]
+
+    for each in module.modules():
+        for own in (each._parameters, each._buffers):
+            theirs.append((own, dict(own)))
+            own.update({k: stand_in(t) for k, t in own.items() if t is not None})
+    try:
+        yield
+    finally:
+        for own, before in theirs:
+            own.update(before)
+
+
+def _like(tensor: Tensor, device: str, sizes: Mapping[str, Any], axes: Mapping[int, str]) -> Tensor:
+    """A tensor without values, as another is, with some of its axes of other sizes."""
+    shape = [sizes[axes[i]] if i in axes else size for i, size in enumerate(tensor.shape)]
+    made = torch.empty(shape, dtype=tensor.dtype, device=device)
+    return made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+# --- symbolic sizes ------------------------------------------------------------------------------
+
+
+def _symbolic(looked: _Looked) -> Derived:
+    """The form from one run on symbols.
+
+    Raises:
+        _StoppedError: The run stopped, or fixed a size.
+    """
+    sizes = looked.sizes
+    env = ShapeEnv(duck_shape=False)
+    with _quiet(), FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
+        given = {letter: _symbol(env, letter, size) for letter, size in sizes.items()}
+        run = looked.on(given)
+    names = {given[letter].node.expr: _whole(letter) for letter in sizes}
+    fixed = [guard.expr for guard in env.guards if isinstance(guard.expr, sympy.Eq)]
+    fixed += [sympy.Eq(x, env.replacements[x]) for x in names if x in env.replacements]
+    if fixed:
+        raise _StoppedError(f"PyTorch decides that {_as_letters(fixed[0], names)}")
+    conditions = [sympy.simplify(_named(each.expr, names)) for each in env.guards]
+    told = [_as_letters(each, {}) for each in conditions if each not in (True, sympy.true)]
+    tensors = tuple(
+        _kept(each, Formula(_expression(each, names)), _shape(each.shape, names))
+        for each in run.stored
+    )
+    # symbols stand for sizes of 2 and more: a size of 1 is looked at
+    least = [
+        letters.symbol(letter) >= 2
+        for letter in sizes
+        if not _holds_at_one(looked, tensors, letter)
+    ]
+    met = tuple(dict.fromkeys([*least, *told]))
+    return Derived(tensors, dict(sizes), "symbolic", met, run.printed)
+
+
+def _holds_at_one(looked: _Looked, tensors: Sequence[Kept], letter: str) -> bool:
+    """Whether a module keeps what the form says where a size is 1."""
+    sizes = {**looked.sizes, letter: 1}
+    try:
+        stored = looked.at(sizes).stored
+    except _StoppedError:
+        return False
+    return sum(each.bytes for each in stored if _kind(each) != BUFFER) == total(tensors).value(
+        sizes
+    )
+
+
+def _symbol(env: ShapeEnv, letter: str, size: int) -> Any:
+    source = ConstantSource(letter)
+    made = env.create_symbol(size, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    return env.create_symintnode(made, hint=size, source=source)
+
+
+def _expression(each: Stored, names: Mapping[Any, Any]) -> Any:
+    if each.size is None:
+        return sympy.Integer(each.bytes)
+    return sympy.expand(_as_letters(each.size, names))
+
+
+def _whole(letter: str) -> Any:
+    """A letter of which sympy knows that it is a whole number."""
+    return sympy.Symbol(letter, integer=True, positive=True)
+
+
+def _as_letters(expression: Any, names: Mapping[Any, Any]) -> Any:
+    """An expression of PyTorch's symbols in the letters of formulas."""
+    named = _named(expression, names)
+    return named.xreplace({x: letters.symbol(x.name) for x in named.free_symbols})
+
+
+def _named(expression: Any, names: Mapping[Any, Any]) -> Any:
+    """An expression of PyTorch's symbols and functions in whole numbers and sympy's functions."""
+    plain = expression.xreplace(names)
+    for theirs, ours in _FUNCTIONS.items():
+        plain = plain.replace(theirs, ours)
+    return plain
+
+
+_FUNCTIONS: dict[Any, Any] = {
+    torch_sympy.IntTrueDiv: lambda a, b: a / b,
+    torch_sympy.CleanDiv: lambda a, b: a / b,
+    torch_sympy.FloorDiv: lambda a, b: sympy.floor(a / b),
+    torch_sympy.CeilToInt: sympy.ceiling,
+    torch_sympy.FloorToInt: sympy.floor,
+    torch_sympy.PythonMod: sympy.Mod,
+    torch_sympy.Mod: sympy.Mod,
+    torch_sympy.Max: sympy.Max,
+    torch_sympy.Min: sympy.Min,
+}
+
+
+def _shape(shape: Sequence[Any], names: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return tuple(
+        _as_letters(each.node.expr, names) if isinstance(each, torch.SymInt) else each
+        for each in shape
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch logs what stops a run, of which memcalc tells itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+# --- several sizes -------------------------------------------------------------------------------
+
+
+def _interpolated(looked: _Looked, reason: str) -> Derived:
+    """The form from runs at several sizes.
+
+    It is of every tensor, or where their number changes of all that a module's operation makes.
+
+    Raises:
+        DeriveError: A run stops, or what is kept is no polynomial.
+    """
+    sizes = looked.sizes
+    runs: dict[tuple[int, ...], _Run] = {}
+
+    def run(at: Mapping[str, int]) -> _Run:
+        key = tuple(at.values())
+        if key not in runs:
+            runs[key] = looked.at(at)
+        return runs[key]
+
+    try:
+        first = run(sizes)
+        for alike in (list, _by_operation):
+            rows = alike(first.stored)
+            try:
+                found = interpolated(_bytes_of(rows, alike, run), sizes)
+                break
+            except _OtherTensorsError as error:
+                other = error
+        else:
+            raise DeriveError(f"the module cannot be derived: {other}")
+    except (_StoppedError, ValueError) as error:
+        raise DeriveError(f"the module cannot be derived: {error}") from error
+    tensors = tuple(
+        _kept(each, Formula(expression), each.shape)
+        for each, expression in zip(rows, found.expressions, strict=True)
+    )
+    multiples = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+    return Derived(
+        tensors,
+        dict(sizes),
+        found.method,
+        (f"measured at multiples of {multiples}",),
+        (f"not symbolic: {reason}", *first.printed),
+    )
+
+
+class _OtherTensorsError(Exception):
+    """At other sizes other tensors are kept."""
+
+
+def _by_operation(stored: Sequence[Stored]) -> list[Stored]:
+    """What each operation of each module makes, together, as one storage without a shape."""
+    together: dict[Any, Stored] = {}
+    for each in stored:
+        key = _who(each)
+        before = together.get(key)
+        more = before.bytes if before else 0
+        together[key] = replace(each, bytes=each.bytes + more, shape=("all",))
+    return list(together.values())
+
+
+def _bytes_of(
+    rows: Sequence[Stored],
+    alike: Callable[[Sequence[Stored]], list[Stored]],
+    run: Callable[[Mapping[str, int]], _Run],
+) -> Callable[[Mapping[str, int]], list[int]]:
+    """From sizes to the bytes of storages that are the same as ``rows``, which it may refuse."""
+
+    def measured(at: Mapping[str, int]) -> list[int]:
+        stored = alike(run(at).stored)
+        if [_who(each) for each in stored] != [_who(each) for each in rows]:
+            raise _OtherTensorsError("it keeps other tensors at other sizes")
+        return [each.bytes for each in stored]
+
+    return measured
+
+
+def _who(each: Stored) -> tuple[str, str, str]:
+    return each.path, each.op, each.made_by
+
+
+# --- what was kept -------------------------------------------------------------------------------
+
+
+def _kept(each: Stored, formula: Formula, shape: tuple[Any, ...]) -> Kept:
+    kind = _kind(each)
+    op = _operation(each.op) if each.op else kind
+    return Kept(each.path, op, shape, each.dtype, formula, each.saved_by, kind, each.made_by)
+
+
+def _kind(each: Stored) -> str:
+    return ACTIVATION if each.op else BUFFER if each.made_by else INPUT
+
+
+def _rewritten(derived: Derived, written: Mapping[str, Any]) -> Derived:
+    """A form, with letters written as something else."""
+    new = {letters.symbol(letter): expression for letter, expression in written.items()}
+
+    def again(expression: Any) -> Any:
+        if isinstance(expression, str | int):
+            return expression
+        return sympy.expand(expression.subs(new, simultaneous=True))
+
+    return replace(
+        derived,
+        tensors=tuple(
+            each._replace(
+                formula=Formula(again(each.formula.expression)),
+                shape=tuple(again(size) for size in each.shape),
+            )
+            for each in derived.tensors
+        ),
+        conditions=tuple(again(each) for each in derived.conditions),
+    )
+
+
+def _operation(name: str) -> str:
+    """An operation's name, without its namespace and overload.
+
+    >>> _operation("aten.addmm.default")
+    'addmm'
+    """
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else name
+
+
+# --- inputs and their letters --------------------------------------------------------------------
+
+
+def _arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    if isinstance(inputs, Tensor):
+        return [inputs], {}
+    if isinstance(inputs, Mapping):
+        return [], dict(inputs)
+    return list(inputs), {}
+
+
+def _places(leaves: Sequence[Any], symbols: Mapping[str, Any]) -> Places:
+    """The letter of each axis that has one, by the number of the tensor among the leaves.
+
+    Raises:
+        UsageError: As of ``derive``.
+    """
+    tensors = [number for number, each in enumerate(leaves) if isinstance(each, Tensor)]
+    places: dict[int, dict[int, str]] = {}
+    for letter, said in symbols.items():
+        if not (isinstance(letter, str) and letter.isidentifier()):
+            raise UsageError(f"a letter is a name, not {letter!r}")
+        found = (
+            [
+                (number, axis)
+                for number in tensors
+                for axis, size in enumerate(leaves[number].shape)
+                if size == said
+            ]
+            if isinstance(said, int)
+            else [_axis(leaves, tensors, letter, pair) for pair in _pairs(said)]
+        )
+        if not found:
+            raise UsageError(f"no axis of the inputs is {letter} = {said}")
+        for number, axis in found:
+            other = places.setdefault(number, {}).setdefault(axis, letter)
+            if other != letter:
+                raise UsageError(
+                    f"axis {axis} of input {tensors.index(number)} is {other} and {letter}: give "
+                    "examples of different sizes, or the axes of each letter"
+                )
+    sizes: dict[str, int] = {}
+    for number, axes in places.items():
+        for axis, letter in axes.items():
+            size = leaves[number].shape[axis]
+            if sizes.setdefault(letter, size) != size:
+                raise UsageError(f"{letter} is {sizes[letter]} and {size} in the inputs")
+    return places
+
+
+def _pairs(said: Any) -> list[tuple[int, int]]:
+    try:
+        several = list(said)
+        pairs = [several] if all(isinstance(each, int) for each in several) else several
+        return [(int(number), int(axis)) for number, axis in pairs]
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"a letter stands for a size, or for axes as in (0, 1), not for {said!r}"
+        ) from None
+
+
+def _axis(
+    leaves: Sequence[Any], tensors: Sequence[int], letter: str, pair: tuple[int, int]
+) -> tuple[int, int]:
+    number, axis = pair
+    if not 0 <= number < len(tensors) or not 0 <= axis < leaves[tensors[number]].dim():
+        raise UsageError(f"{letter}: no axis {axis} of an input {number}")
+    return tensors[number], axis
