@@ -88,6 +88,15 @@ class Derived:
             often it was confirmed.
         conditions: What the sizes must meet for the form to hold: relations of sympy's, or text.
         notes: What else to know: what the module printed, why nothing was symbolic.
+
+    >>> import torch
+    >>> linear = torch.nn.Linear(8, 16)
+    >>> derived = derive(linear, torch.randn(5, 8), symbols={"n": 5})
+    >>> print(derived.python())
+    def kept_bytes(n: int) -> int:
+        return 32*n
+    >>> derived.value(n=1000)
+    32000
     """
 
     tensors: tuple[Kept, ...]
@@ -323,13 +332,15 @@ class _Printed(io.StringIO):
 
     def __init__(self, place: _Place) -> None:
         super().__init__()
-        self.place = place
+        self.place, self.rest = place, ""
         self.lines: list[str] = []
 
     def write(self, text: str) -> int:
         """Keep the first lines, with where they come from."""
-        if text.strip() and len(self.lines) < MOST_LINES:
-            self.lines.append(f"printed {self.place}: {_line(text)}")
+        before, self.rest = self.rest + text, ""
+        *lines, self.rest = before.split("\n")
+        told = [f"printed {self.place}: {_line(line)}" for line in lines if line.strip()]
+        self.lines += told[: MOST_LINES - len(self.lines)]
         return len(text)
 
 
@@ -481,6 +492,7 @@ _FUNCTIONS: dict[Any, Any] = {
     torch_sympy.IntTrueDiv: lambda a, b: a / b,
     torch_sympy.CleanDiv: lambda a, b: a / b,
     torch_sympy.FloorDiv: lambda a, b: sympy.floor(a / b),
+    torch_sympy.PowByNatural: lambda a, b: a**b,
     torch_sympy.CeilToInt: sympy.ceiling,
     torch_sympy.FloorToInt: sympy.floor,
     torch_sympy.PythonMod: sympy.Mod,

@@ -160,7 +160,8 @@ def _within(
         for each in list(waiting):
             backed = find(each, [entry for entry in left if _may_be(entry, each, known)])
             if backed:
-                left = [entry for entry in left if entry not in backed]
+                for entry in backed:
+                    left.remove(entry)
                 waiting.remove(each)
                 found.append(Match(module, tuple(backed), (each,), MATCHED))
     for entry in [entry for entry in left if entry.small]:

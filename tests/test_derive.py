@@ -1,0 +1,613 @@
+"""``derive``: closed forms from PyTorch, against the paper, the ledger and PyTorch itself."""
+
+import json
+import math
+import sys
+import textwrap
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+import sympy
+import torch
+from torch import nn
+from torch.nn import functional
+
+import memcalc as library
+from memcalc import paper, resources, symbols
+from memcalc.answers.layer import TECHNIQUES
+from memcalc.config import IMPLEMENTATIONS, catalog, load
+from memcalc.errors import InputError, UsageError
+from memcalc.formulas import Formula, layer_formula
+from memcalc.validation import beside, whole
+from memcalc.validation.derivation import DeriveError, derive, kept_bytes
+from memcalc.validation.derive import derive_layer, derive_model
+from memcalc.validation.families import FAMILIES
+from memcalc.validation.interpolation import interpolated
+from memcalc.validation.measure import measure
+from memcalc.validation.modules import ACTIVATIONS, lacking
+from memcalc.validation.symbolic_layer import derived_layer
+
+CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
+SCHEMA = json.loads(resources.read("schema/report.schema.json"))
+EAGER, SDPA = "transformers-eager", "transformers-sdpa"
+LETTERS = SimpleNamespace(**{x.letter: symbols.symbol(x.letter) for x in symbols.LETTERS})
+s, b, t = LETTERS.s, LETTERS.b, LETTERS.t
+LSE = 32 * sympy.ceiling(s / 32)  # rows of the memory-efficient kernel's log-sum-exp
+
+OWN = [name for name in catalog.names() if not lacking(load(name))]
+
+# What transformers' layers keep beyond the ledger's, by family, attention and kind, and why.
+DIFFERENCES = {
+    # the two int64 indices by which each layer takes key and value off one product
+    ("falcon", EAGER, "dense"): 16,
+    # each first layer of a stack keeps the places in the table of relative positions
+    ("t5", EAGER, "encoder 0"): 8 * s**2,
+    ("t5", EAGER, "decoder 0"): 8 * s**2,
+}
+
+
+def efficient(heads):
+    """What CUDA's memory-efficient kernel keeps beyond a flash kernel: for it is what has a mask.
+
+    Rows of the log-sum-exp in whole tiles of 32, and 16 bytes of seed and offset for 24.
+    """
+    return 4 * heads * b * (LSE - s) - 8
+
+
+def expected(family, implementation, kind, model):
+    """The difference of a layer from the ledger."""
+    if implementation == EAGER or family not in ("falcon", "t5"):
+        return DIFFERENCES.get((family, implementation, kind), 0)
+    if family == "t5":
+        number, _, first = kind.partition(" ")
+        attentions = 2 if number == "decoder" else 1
+        # the decoder's first layer makes its bias with the mask in it, for all of them
+        bias = 2 * model.heads * s**2 if first and number == "decoder" else 0
+        return attentions * efficient(model.heads) + (8 * s**2 if first else 0) + bias
+    # Falcon makes a mask whatever it is given, each layer a bias of it, and repeats key and value
+    repeated = 0 if model.kv_heads > 1 else 4 * b * s * (model.heads - 1) * model.head_size
+    return 16 + efficient(model.heads) + 2 * b * s**2 + repeated
+
+
+class TestThePaper:
+    @pytest.mark.parametrize("model", ["22b", "175b", "530b", "1t"])
+    @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+    def test_table_2_is_derived_from_pytorch(self, model, technique):
+        """And beside it the norms' fp32 statistics, which the paper leaves out by name."""
+        config = technique.of(load(model, tp=8 if technique.tensor_parallel else 1))
+        derived = derived_layer(config)
+        assert derived.method == "symbolic"
+        printed = paper.TABLE_2[technique.name](LETTERS)
+        statistics = 16 * s * b / (t if config.parallel.sp else 1)
+        rest = 0 if technique.name == "full" else statistics
+        assert sympy.simplify(derived.formula.expression - printed - rest) == 0
+
+    @pytest.mark.parametrize(
+        ("number", "settings", "layers"),
+        [
+            (1, {"tp": 1}, 1),
+            (2, {}, 1),
+            (4, {"sp": True}, 1),
+            (6, {"sp": True, "recompute": "selective"}, LETTERS.L),
+        ],
+    )
+    def test_the_equations_are_derived_from_pytorch(self, number, settings, layers):
+        config = load("175b", **settings)
+        derived = derived_layer(config).formula.expression * layers
+        statistics = 16 * s * b * layers / (t if config.parallel.sp else 1)
+        assert sympy.simplify(derived - paper.EQUATIONS[number](LETTERS) - statistics) == 0
+
+    def test_the_mask_is_there_anyway(self):
+        masks = [x for x in derived_layer(load("175b")).tensors if x.kind == "buffer"]
+        assert [(x.name, x.formula) for x in masks] == [("later", Formula(s**2))]
+
+    def test_its_items_are_derived_one_by_one(self):
+        x = LETTERS
+        kept = [x.formula for x in derived_layer(load("175b", tp=1)).tensors]
+        items = {name: Formula(printed(x)) for name, printed in paper.ITEMS.items()}
+        query_and_key = Formula(items.pop("query_and_key").expression / 2)
+        for item in (*items.values(), query_and_key):
+            assert item in kept
+
+
+class TestOwnLayers:
+    @pytest.mark.parametrize("name", OWN)
+    def test_every_layer_of_the_catalogue_is_the_ledgers(self, name):
+        """Each tensor and their sum, in all sizes, under tensor and sequence parallelism."""
+        heads = load(name).model.heads
+        tp = next(n for n in (2, 3, 5, 71) if heads % n == 0)
+        sharded = {"tp": tp, "sp": True, "recompute": "selective", "seq_length": 60 * tp}
+        for settings in ({"tp": 1}, {"tp": tp}, sharded):
+            report = derive_layer(load(name, **settings), "ledger")
+            assert report.failures == ()
+            assert {str(each) for each in report.column("difference")} == {"0"}
+            assert report.notes[0].startswith("found: symbolic")
+
+    @pytest.mark.parametrize("recompute", ["none", "full", "save_linear", "mlp", "norm,mlp"])
+    @pytest.mark.parametrize("sp", [False, True])
+    @pytest.mark.parametrize("name", ["175b", "llama-3-70b"])
+    def test_under_every_policy(self, name, sp, recompute):
+        if recompute == "save_linear":
+            sp = False
+        config = load(name, tp=2 if recompute != "save_linear" else 1, sp=sp, recompute=recompute)
+        assert derive_layer(config, "ledger").failures == ()
+
+    @pytest.mark.parametrize("implementation", ["megatron", "megatron-local", "torch"])
+    @pytest.mark.parametrize("tp", [1, 4, 16])
+    def test_under_every_implementation(self, implementation, tp):
+        """Also where 8 key and value heads are copied to 16 ranks."""
+        config = load("llama-3-70b", tp=tp, implementation=implementation)
+        report = derive_layer(config, "ledger")
+        assert report.failures == ()
+        held = {
+            1: "symbolic",
+            4: "symbolic; it holds for k >= t",
+            16: "symbolic; it holds for k <= t",
+        }
+        assert report.notes[0] == f"found: {held[tp]}"
+
+    def test_a_number_is_the_formula_at_the_models_sizes(self):
+        config = load("llama-3-70b", tp=8, sp=True)
+        report = derive_layer(config)
+        assert report.column("bytes")[-1] == library.layer_bytes(config, "exact")
+        assert sum(report.column("bytes")[:-1]) == report.column("bytes")[-1]
+
+    def test_a_wrong_ledger_is_caught(self, monkeypatch):
+        """One that forgets the MLP's dropout: its mask is what PyTorch keeps beyond."""
+        config = load("175b")
+        forgets = replace(config, model=replace(config.model, hidden_dropout=0.0))
+        rows = beside.beside_layer(forgets, derived_layer(config).tensors)
+        wrong = {row.tensor: str(row.difference) for row in rows if str(row.difference) != "0"}
+        assert wrong == {"s b h bool": "b*h*s", "total": "2*b*h*s"}
+
+    @pytest.mark.parametrize(
+        ("name", "settings", "message"),
+        [
+            ("deepseek-v3", {}, "no layer here has experts"),
+            ("llama-3-8b", {"implementation": EAGER}, "those of --from transformers"),
+            ("llama-3-8b", {"precision": "fp8"}, "fp8"),
+            ("llama-3-8b", {"implementation": "paper"}, "a way of counting that no module has"),
+        ],
+    )
+    def test_what_no_module_has_is_refused(self, name, settings, message):
+        with pytest.raises(UsageError, match=message):
+            derive_layer(load(name, **settings))
+
+    def test_activations_that_are_derived_are_all_there_are(self):
+        for activation in ACTIVATIONS:
+            config = load("llama-3-8b" if activation.endswith("glu") else "gpt2")
+            config = replace(config, model=replace(config.model, activation=activation))
+            assert derive_layer(config, "ledger").failures == ()
+
+
+def content_and_run(name, implementation):
+    config = load(
+        name, seq_length=197 if name.startswith("vit") else 64, implementation=implementation
+    )
+    return whole.content_of(CONFIGS[name]), config
+
+
+class TestHuggingFace:
+    @pytest.mark.parametrize("implementation", [EAGER, SDPA])
+    @pytest.mark.parametrize("name", CONFIGS)
+    def test_every_model_is_derived_and_is_the_ledgers(self, name, implementation):
+        """And its numbers are PyTorch's at three sizes that were not used to derive them."""
+        content, config = content_and_run(name, implementation)
+        kind = content["model_type"]
+        if implementation == SDPA and kind in ("bloom", "gemma2", "gpt_oss"):
+            with pytest.raises(UsageError, match=f"{kind} has no sdpa attention in transformers"):
+                whole.derived_model(content, config.run)
+            return
+        derived, model = whole.derived_model(content, config.run)
+        for length, number in ((40, 2), (96, 5), (200, 4)):
+            sizes = {"s": length, "b": number}
+            sizes = {letter: sizes[letter] for letter in model.letters()}
+            measured = kept_bytes(model.build, sizes, "cuda", "meta")
+            assert derived.value(**sizes) == measured
+        parts = whole.parts(derived, model, content, config.run, config.model)
+        known = dict.fromkeys(("dense", "moe"), config.model.layers)
+        assert sum(part.layers for part in parts[:-1]) in (*known.values(), 2 * config.model.layers)
+        for part in parts[:-1]:
+            ledger_kind = part.name.partition(" ")[0]
+            rows = beside.beside_hugging_face(
+                config, ledger_kind, model.family, part.tensors, model.letters()
+            )
+            beyond = rows[-1].difference.expression
+            due = expected(kind, implementation, part.name, config.model)
+            assert sympy.simplify(beyond - due) == 0, part.name
+            if due == 0:
+                assert {str(row.difference) for row in rows} == {"0"}
+
+    @pytest.mark.parametrize("name", ["llama-2-70b"])
+    def test_the_forms_that_were_found_by_hand(self, name):
+        """Tried by hand with PyTorch 2.13 and transformers 5.24, under flash attention."""
+        content, config = content_and_run(name, SDPA)
+        derived, model = whole.derived_model(content, config.run)
+        layer, outside = whole.parts(derived, model, content, config.run, config.model)
+        assert Formula(397576 * b * s + 24) == whole.total(layer.tensors)
+        assert Formula(65548 * b * s + 512 * s) == whole.total(outside.tensors)
+
+    def test_what_does_not_run_on_symbols_is_interpolated(self):
+        content, config = content_and_run("deepseek-v2-lite", EAGER)
+        derived, _ = whole.derived_model(content, config.run)
+        assert derived.method == (
+            "interpolated (degree 2 in s, 1 in b; confirmed at 4 further sizes)"
+        )
+        assert derived.notes[0].startswith("not symbolic: PyTorch decides that")
+        assert derived.guards == ("measured at multiples of s = 64, b = 3",)
+
+    def test_a_form_says_where_it_holds(self):
+        content, config = content_and_run("gemma-3-27b", SDPA)
+        derived, _ = whole.derived_model(content, config.run)
+        assert "s < 1024" in derived.guards
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_a_catalogues_name_is_derived_as_its_file(self, family, tmp_path):
+        name = next(x for x in CONFIGS if whole.content_of(CONFIGS[x])["model_type"] == family)
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(CONFIGS[name]))
+        sizes = {} if family == "vit" else {"seq_length": 64}
+        reports = [derive_model(x, **sizes) for x in (name, str(path))]
+        sums = [
+            {
+                row["layer_kind"]: str(row["formula"])
+                for row in report.records()
+                if row["tensor"] == "total" and row["layer_kind"] != "outside"
+            }
+            for report in reports
+        ]
+        assert sums[0] == sums[1]
+
+    def test_a_family_that_memcalc_does_not_know_is_derived_without_a_ledger(self, tmp_path):
+        path = tmp_path / "config.json"
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+        content = {"model_type": "olmo2", "num_hidden_layers": 3, "vocab_size": 320, **sizes}
+        path.write_text(json.dumps({**content, "num_key_value_heads": 2}))
+        report = derive_model(str(path), seq_length=32)
+        assert report.column("layer_kind")[0] == "layer 0"  # its input is the embedding's output
+        assert any(note.startswith("no ledger:") for note in report.notes)
+        with pytest.raises(UsageError, match="no ledger of"):
+            derive_model(str(path), "ledger", seq_length=32)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ('{"model_type": "lama"}', "transformers has no family 'lama'; did you mean 'llama'"),
+            ('{"memcalc": 1}', "no config.json of Hugging Face"),
+            (
+                '{"model_type": "llama", "hidden_size": "wide"}',
+                "transformers refuses this config of llama",
+            ),
+        ],
+    )
+    def test_a_file_that_transformers_does_not_build_is_one_line(self, content, message, tmp_path):
+        path = tmp_path / "config.json"
+        path.write_text(content)
+        with pytest.raises(InputError, match=message):
+            derive_model(str(path))
+
+
+class Doubling(nn.Module):
+    """A module that keeps its product with itself."""
+
+    def forward(self, x):
+        return x * x
+
+
+class Sliced(nn.Module):
+    """Keeps eight rows more where it has more than eight."""
+
+    def forward(self, x):
+        return x * x if x.shape[0] <= 8 else functional.gelu(x * x)
+
+
+class Sorting(nn.Module):
+    def forward(self, x):
+        return x[x > 0]
+
+
+class Talking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        print("shape", tuple(x.shape[1:]))
+        return self.inner(x)
+
+
+class Deciding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Talking()
+
+    def forward(self, x):
+        y = self.inner(x)
+        return y if y.sum().item() > 0 else -y
+
+
+class Looping(nn.Module):
+    """An LSTM cell over time."""
+
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.cell = nn.LSTMCell(width, hidden)
+
+    def forward(self, x):
+        state = None
+        for step in x:
+            state = self.cell(step, state)
+        return state
+
+
+class Exponential(nn.Module):
+    def forward(self, x):
+        return x.sum().expand(2 ** x.shape[0]).exp()
+
+
+class Rooted(nn.Module):
+    def forward(self, x):
+        return x.sum().expand(math.isqrt(x.shape[0])).exp()
+
+
+class TestModules:
+    def test_a_square_is_kept_once(self):
+        derived = library.derive(Doubling(), torch.randn(3, 5, requires_grad=True), {"s": 3})
+        assert derived.formula == Formula(20 * s)
+        assert [each.op for each in derived.tensors] == ["input"]
+
+    def test_a_form_that_holds_from_some_size_on_says_so(self):
+        derived = derive(Sliced(), torch.randn(16, 4, requires_grad=True), {"s": 16})
+        assert derived.guards == ("s >= 2", "s > 8")
+        assert derived.formula == Formula(32 * s)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_a_transformer_layer_of_pytorchs_own(self, dtype):
+        """On symbols as on numbers, with CUDA's kernels inside of its attention."""
+        layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).to(dtype)
+        x = torch.randn(3, 96, 64, dtype=dtype, requires_grad=True)
+        derived = derive(layer, x, {"b": 3, "s": 96})
+        assert derived.method == "symbolic"
+        assert all(each.formula.expression.coeff(s, 2) == 0 for each in derived.tensors)
+        assert derived.value() == derive(layer, x, {"b": 3}).value()
+
+    def test_a_form_need_not_be_a_polynomial(self):
+        x = torch.randn(6, 4, requires_grad=True)
+        assert derive(Exponential(), x, {"s": 6}).formula == Formula(4 * 2**s)
+
+    def test_a_convolution(self):
+        """By hand: input and output of two convolutions, a norm's input and statistics, a pool's.
+
+        The norm keeps 8 means and 8 deviations in fp32; the pool its output's places in int64.
+        """
+        block = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.MaxPool2d(2))
+        derived = derive(block, torch.randn(4, 3, 32, 48), {"n": 4, "y": (0, 2), "w": (0, 3)})
+        n, y, w = (symbols.symbol(letter) for letter in "nyw")
+        half = sympy.floor(y / 2) * sympy.floor(w / 2)
+        by_hand = 4 * n * (3 + 8 + 8) * y * w + 2 * 8 * 4 + 8 * n * 8 * half
+        assert sympy.simplify(derived.formula.expression - by_hand) == 0
+        assert {each.name for each in derived.tensors if each.kind == "buffer"} == {
+            "running_mean",
+            "running_var",
+        }
+
+    def test_a_loop_over_time_is_interpolated_over_its_steps(self):
+        derived = derive(Looping(16, 32), torch.randn(6, 2, 16), {"T": 6, "b": 2}, "cpu")
+        assert derived.method.startswith("interpolated (degree 1 in T, 1 in b;")
+        with torch.device("cpu"):
+            direct = measure(Looping(16, 32), torch.randn(9, 5, 16))
+        assert derived.value(T=9, b=5) == direct.bytes
+
+    def test_its_parameters_and_buffers_are_left_as_they_were(self):
+        block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        before = {name: each.clone() for name, each in block.state_dict().items()}
+        derive(block, torch.randn(8, 4), {"n": 8})
+        after = block.state_dict()
+        assert all(torch.equal(each, after[name]) for name, each in before.items())
+        assert {each.device.type for each in after.values()} == {"cpu"}
+
+    def test_tied_weights_are_kept_by_nobody(self):
+        block = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+        block[1].weight = block[0].weight
+        derived = derive(block, torch.randn(5, 8), {"s": 5})
+        assert derived.formula == Formula(2 * 4 * 8 * s)
+
+    def test_arguments_may_have_names(self):
+        class Named(nn.Module):
+            def forward(self, left, right):
+                return left * right
+
+        inputs = {name: torch.randn(6, 4, requires_grad=True) for name in ("left", "right")}
+        derived = derive(Named(), inputs, {"s": 6})
+        assert derived.formula == Formula(32 * s)
+
+    def test_a_form_is_latex_a_function_and_a_number(self):
+        derived = derive(Doubling(), torch.randn(3, 5, requires_grad=True), {"s": 3})
+        assert derived.latex() == "20s"
+        made = {}
+        exec(derived.python(), made)  # memcalc's own text
+        assert made["kept_bytes"](7) == derived.value(s=7) == 140
+        with pytest.raises(UsageError, match="no letter h here; there are s"):
+            derived.value(h=3)
+
+    def test_what_a_module_prints_is_told_with_its_place(self, capsys):
+        derived = derive(Talking(), torch.randn(6, 4), {"s": 6})
+        assert derived.notes == ("printed in module .: shape (4,)",)
+        assert capsys.readouterr().out == ""
+
+    @pytest.mark.parametrize(
+        ("module", "message"),
+        [
+            (Sorting(), "in module ., at or after index"),
+            (Deciding(), "in module ., at or after _local_scalar_dense"),
+            (Rooted(), "no polynomial"),
+        ],
+    )
+    def test_what_cannot_be_derived_says_where_it_stopped(self, module, message):
+        with pytest.raises(DeriveError, match=message):
+            derive(module, torch.randn(6, 4, requires_grad=True), {"s": 6})
+
+    @pytest.mark.parametrize(
+        ("letters", "message"),
+        [
+            ({"s": 7}, "no axis of the inputs is s = 7"),
+            ({"s": 6, "b": 6}, "axis 0 of input 0 is s and b"),
+            ({"s": (0, 5)}, "s: no axis 5 of an input 0"),
+            ({"s": "x"}, "a letter stands for a size, or for axes"),
+            ({"s": [(0, 0), (0, 1)]}, "s is 6 and 4 in the inputs"),
+            ({"2s": 6}, "a letter is a name"),
+            ({}, "a form has 1 to 8 letters"),
+            ({"o": 1}, "o is 1 in the example: it must be at least 2"),
+        ],
+    )
+    def test_letters_that_stand_for_nothing_are_refused(self, letters, message):
+        with pytest.raises(UsageError, match=message):
+            derive(Doubling(), torch.randn(6, 4, 1), letters)
+
+    def test_a_device_is_one_of_two(self):
+        with pytest.raises(UsageError, match="device 'tpu' is unknown; choose from cuda, cpu"):
+            derive(Doubling(), torch.randn(6, 4), {"s": 6}, "tpu")
+
+
+class TestInterpolation:
+    def test_polynomials_are_exact(self):
+        found = interpolated(lambda at: [at["s"] ** 3 // 4 + at["b"], 7], {"s": 4, "b": 3})
+        assert found.expressions == (s**3 / 4 + b, 7)
+        assert "degree 3 in s, 1 in b" in found.method
+
+    def test_what_is_no_polynomial_is_refused(self):
+        with pytest.raises(ValueError, match="no polynomial of a degree up to 4 in s"):
+            interpolated(lambda at: [2 ** at["s"]], {"s": 2})
+
+    def test_a_term_that_the_example_hides_is_not_believed(self):
+        """At b = 3 it has no s; at other b it does."""
+        with pytest.raises(ValueError, match="follows no polynomial"):
+            interpolated(lambda at: [(at["b"] - 3) * at["s"] ** 2], {"s": 4, "b": 3})
+
+
+@pytest.fixture
+def factory(tmp_path, monkeypatch):
+    """A user's own module in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            import torch
+
+            def block():
+                return torch.nn.Linear(8, 8), torch.randn(5, 8), {"s": 5}
+
+            def bare():
+                return torch.nn.Linear(8, 8), torch.randn(5, 8)
+
+            def wrong():
+                return 3
+
+            def broken():
+                raise KeyError("no such thing")
+            """
+        )
+    )
+    yield "mine"
+    sys.modules.pop("mine", None)
+
+
+class TestCommand:
+    def test_a_factory_is_run_and_derived(self, memcalc, factory):
+        outcome = memcalc(f"derive {factory}:block --format json --at s=100")
+        jsonschema.validate(outcome.document, SCHEMA)
+        assert outcome.document["rows"][-1]["bytes"] == 3200
+        assert outcome.document["symbols"] == {"s": 100}
+        bare = memcalc(f"derive {factory}:bare --symbols s=5 --python")
+        assert bare.out == "def kept_bytes(s: int) -> int:\n    return 32*s\n"
+
+    @pytest.mark.parametrize(
+        ("rest", "message"),
+        [
+            ("wrong", "must return a module and its inputs"),
+            ("broken", "makes no module: KeyError: 'no such thing'"),
+            ("none", "makes no module: AttributeError"),
+            ("bare", "a form has 1 to 8 letters, not 0"),
+            ("block --sp", "a factory takes --symbols, --at and --device alone"),
+            ("block --at h=4", "no letter h here"),
+            ("block --symbols s:4", "is not of the form s=64,b=2"),
+        ],
+    )
+    def test_a_factory_that_cannot_be_is_one_line(self, memcalc, factory, rest, message):
+        outcome = memcalc(f"derive {factory}:{rest}")
+        assert (outcome.status, outcome.out) == (2, "")
+        assert message in outcome.err
+        assert outcome.err.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "derive 175b --sp",
+            "derive llama-3-70b --tp 8 --sp --against ledger",
+            "derive llama-3-8b --from transformers -s 64",
+            "derive llama-3-8b --from transformers -s 64 --against ledger",
+        ],
+    )
+    def test_json_is_to_the_schema(self, memcalc, evaluate, line):
+        outcome = memcalc(f"{line} --format json")
+        assert outcome.status == 0
+        jsonschema.validate(outcome.document, SCHEMA)
+        values = outcome.document["symbols"]
+        for row in outcome.document["rows"]:
+            if "bytes" in row:
+                assert evaluate(row["formula"], values) == Fraction(row["bytes"])
+
+    def test_a_difference_is_a_failure(self, memcalc):
+        outcome = memcalc(
+            "derive falcon-7b --from transformers --attention unfused --against ledger"
+        )
+        assert outcome.status == 1
+        assert "dense: of total PyTorch keeps 16 beyond the ledger" in outcome.err
+
+    def test_the_sums_alone(self, memcalc):
+        assert memcalc("derive 175b --sp --recompute selective --latex").out == (
+            "\\frac{sbh}{t}\\left(34 + \\frac{16}{h}\\right)\n"
+        )
+        both = memcalc("derive deepseek-v3 --from transformers -s 64 --python").out
+        assert [line for line in both.splitlines() if line.startswith("def ")] == [
+            "def dense_bytes(b: int, s: int) -> int:",
+            "def moe_bytes(b: int, s: int) -> int:",
+            "def outside_bytes(b: int, s: int) -> int:",
+        ]
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("derive 175b --latex --format json", "answers to one question"),
+            ("derive 175b --symbols s=4", "are a factory's"),
+            ("derive llama-3-8b --from transformers --tp 2", "--tp has no place here"),
+            ("derive llama-3-8b --from transformers --recompute full", "--recompute has no place"),
+            ("derive llama-3-9b", "did you mean 'llama-3-8b'"),
+            (
+                "derive gemma-2-9b --from transformers --attention flash",
+                "choose transformers-eager",
+            ),
+            ("derive llama-3-8b --from transformers --implementation megatron", "is not Hugging"),
+        ],
+    )
+    def test_a_question_that_cannot_be_is_one_line(self, memcalc, line, message):
+        outcome = memcalc(line)
+        assert (outcome.status, outcome.out) == (2, "")
+        assert message in outcome.err
+
+    def test_attention_that_nobody_asked_for_is_what_the_family_has(self, memcalc):
+        outcome = memcalc("derive gemma-2-9b --from transformers -s 64")
+        assert outcome.status == 0
+        assert "assumed: eager attention, since the family has no sdpa" in outcome.out
+
+    def test_the_ledgers_exact_formula_is_what_is_derived(self):
+        config = load("175b", sp=True)
+        assert derived_layer(config).formula == layer_formula(config, "exact")
+
+
+def test_the_words_of_implementations_are_those_that_derive_takes():
+    assert {EAGER, SDPA} == {name for name in IMPLEMENTATIONS if name.startswith("transformers-")}
