@@ -175,6 +175,17 @@ class _Printer(NumPyPrinter):  # type: ignore[misc] # sympy is untyped
         return code
 
 
+class Plain(Formula):
+    """A formula in letters of its own, written as sympy writes it."""
+
+    def __str__(self) -> str:
+        return str(sympy.sstr(self.expression))
+
+    def latex(self) -> str:
+        """The formula in LaTeX."""
+        return str(sympy.latex(self.expression))
+
+
 def layer_formula(
     config: Config,
     accounting: str = "paper",

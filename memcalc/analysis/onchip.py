@@ -15,7 +15,7 @@ from memcalc.config.recurrent import OnChip, Recurrent
 from memcalc.errors import UsageError
 from memcalc.graph.mesh import Size, elements
 
-REGISTERS, WITH_SHARED, MEMORY = "registers", "registers+shared", "memory"
+REGISTERS, SHARED, MEMORY = "registers", "shared", "memory"
 MOST = 2**24  # no hidden size above it is looked for
 
 
@@ -33,6 +33,16 @@ class Storage(NamedTuple):
     density: Fraction
     value_bytes: Fraction
     index_bytes: Fraction
+
+    @property
+    def label(self) -> str:
+        """Its name with the bytes of a value and, of a pair, of an index.
+
+        >>> Storage("sparse", Fraction(1, 10), Fraction(2), Fraction(2)).label
+        'sparse 2+2'
+        """
+        widths = (self.value_bytes, self.index_bytes)
+        return f"{self.name} {'+'.join(f'{float(width):g}' for width in widths if width)}"
 
     def bytes(self, weights: Size) -> Size:
         """Bytes of so many weights, before they are pruned.
@@ -100,8 +110,8 @@ class Fit(NamedTuple):
         weight_bytes_per_sm: The even share of them of one multiprocessor.
         activation_bytes_per_sm: Bytes of the states that each multiprocessor holds whole.
         activations_fit: Whether these fit in shared memory.
-        resident_in: Where the weights stay: ``registers``, ``registers+shared`` or ``memory``, from
-            which every step then reads them.
+        resident_in: Where the weights stay: in ``registers``, in these and ``shared`` memory, or in
+            ``memory``, from which every step then reads them.
         largest: The largest hidden size whose weights fit in registers.
         largest_with_shared: The same with the shared memory that the states leave.
         largest_states: The largest hidden size whose states fit in shared memory; None if any does.
@@ -191,7 +201,7 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
         return states(config, h, width) <= chip.shared_bytes
 
     h = config.hidden_size
-    where = REGISTERS if in_registers(h) else WITH_SHARED if with_shared(h) else MEMORY
+    where = REGISTERS if in_registers(h) else SHARED if with_shared(h) else MEMORY
     weights = recurrent_weights(config)
     held = states(config, h, width)
     flops = 2 * config.batch_size * storage.density * weights

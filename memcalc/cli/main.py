@@ -18,6 +18,7 @@ COMMANDS = {
     "flops": ("memcalc.cli.flops:flops", "FLOPs of an iteration, MFU and HFU."),
     "comm": ("memcalc.cli.comm:comm", "Collectives of a layer and of an iteration."),
     "formula": ("memcalc.cli.formula:formula", "The closed form, step by step."),
+    "rnn": ("memcalc.cli.rnn:rnn", "Recurrent networks: on chip, and over time."),
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
     "validate": ("memcalc.cli.validate:validate", "Real PyTorch tensors against the ledger."),
     "check": ("memcalc.cli.check:check", "The paper's printed numbers against ours."),
