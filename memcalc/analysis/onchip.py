@@ -30,9 +30,9 @@ class Storage(NamedTuple):
     """
 
     name: str
-    density: Fraction
-    value_bytes: Fraction
-    index_bytes: Fraction
+    density: Size
+    value_bytes: Size
+    index_bytes: Size
 
     @property
     def label(self) -> str:
@@ -191,14 +191,14 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
     width = exact(options.activation_bytes)
 
     def in_registers(h: int) -> bool:
-        return needed(of_one * h**2, storage, chip.sms) <= chip.register_bytes
+        return bool(needed(of_one * h**2, storage, chip.sms) <= chip.register_bytes)
 
     def with_shared(h: int) -> bool:
         left = max(0, chip.shared_bytes - states(config, h, width))
-        return needed(of_one * h**2, storage, chip.sms) <= chip.register_bytes + left
+        return bool(needed(of_one * h**2, storage, chip.sms) <= chip.register_bytes + left)
 
     def states_fit(h: int) -> bool:
-        return states(config, h, width) <= chip.shared_bytes
+        return bool(states(config, h, width) <= chip.shared_bytes)
 
     h = config.hidden_size
     where = REGISTERS if in_registers(h) else SHARED if with_shared(h) else MEMORY

@@ -160,7 +160,7 @@ def _training(config: Recurrent, every: int | None) -> Report:
     costs = recurrent.costs(config)
     extra = recurrent.forward_flops(config, steps)
     whole = costs.whole(steps)
-    rows = [("none", None, whole, whole, 0)]
+    rows: list[tuple[Any, ...]] = [("none", None, whole, whole, 0)]
     best = costs.best(steps)
     asked = {"asked": every} if every and every != best else {}
     for name, spacing in (*asked.items(), ("best", best)):

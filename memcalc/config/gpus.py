@@ -76,7 +76,10 @@ def _by_name() -> dict[str, Gpu]:
             numbers["fp32_flops"],
             numbers["memory_bandwidth"],
             numbers.get("nvlink_bandwidth"),
-            *(numbers[f] for f in ("sms", "register_bytes", "shared_bytes", "l2_bytes")),
+            numbers["sms"],
+            numbers["register_bytes"],
+            numbers["shared_bytes"],
+            numbers["l2_bytes"],
             row["source"],
         )
         for name in (row["name"], *row["aliases"].split()):
