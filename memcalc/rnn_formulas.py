@@ -77,7 +77,7 @@ def on_chip(config: Recurrent) -> Iterator[Step]:
     sqrt(M*R*u/(3*B*D))
     """
     weights = recurrent_weights(config, _sizes(config))
-    on_each = needed(weights, Storage("sparse", D, B, 0), M)
+    on_each = needed(weights, Storage(D, B), M)
     of_states = states(config, h, w, b)
     yield "recurrent weights", weights
     yield "their bytes on each multiprocessor", on_each

@@ -114,6 +114,7 @@ QUESTIONS = {
         "shared_bytes_per_sm": "bytes",
         "l2_bytes": "bytes",
         "source": "text",
+        "chip_source": "text",
     },
     "rnn --cell lstm --gpu all": {
         "gpu": "text",

@@ -96,14 +96,14 @@ class TestPublishedSparseKernels:
         for way in storages(OnChip()):
             size = way.bytes(2304**2)
             shares[way.label] = round(float(100 * size / (56 * 2**18)), 1)
-        assert shares == {"dense 4": 144.6, "sparse 2+2": 43.4, "sparse 4+4": 86.8}
+        assert shares == {"dense 4": 144.6, "30% 2+2": 43.4, "30% 4+4": 86.8}
 
     @pytest.mark.parametrize(("usable", "where"), [(0.868, "registers"), (0.867, "shared")])
     def test_in_8_byte_pairs_it_fits_from_86_8_percent_on(self, usable, where):
         assert held("p100", value_bytes=4, usable=usable).resident_in == where
 
     def test_one_percent_of_5760_fits_on_45_of_its_multiprocessors(self):
-        found = held("p100", hidden=5760, batch=2, density=0.01, sms=45)
+        found = held("p100", hidden=5760, batch=2, densities=(0.01,), sms=45)
         assert found.resident_in == "registers"
         assert round(float(found.weight_bytes / MIB), 2) == 2.53
         assert found.activation_bytes_per_sm == 45 * 1024
@@ -113,7 +113,7 @@ class TestPublishedSparseKernels:
         [(0.3, 2, "3.33"), (0.3, 4, "1.67"), (0.1, 2, "10.00"), (0.1, 4, "5.00")],
     )
     def test_weights_of_a_layer_over_those_of_a_dense_one_of_its_bytes(self, density, value, ratio):
-        *_, pair = storages(OnChip(density=density, value_bytes=value))
+        *_, pair = storages(OnChip(densities=(density,), value_bytes=value))
         assert f"{float(4 * 2304**2 / pair.bytes(2304**2)):.2f}" == ratio
 
     def test_every_row_names_its_gpu_its_share_and_its_bytes(self):
@@ -136,7 +136,9 @@ class TestCapacity:
     def test_the_largest_hidden_size_is_the_closed_form(
         self, cell, name, layers, density, usable, value
     ):
-        found = held(name, cell, layers=layers, density=density, usable=usable, value_bytes=value)
+        found = held(
+            name, cell, layers=layers, densities=(density,), usable=usable, value_bytes=value
+        )
         stored = Fraction(str(density)) * 2 * value * GATES[cell] * layers
         room = Fraction(str(usable)) * gpu(name).sms * 2**18
         assert found.largest == isqrt(int(room / stored))
@@ -215,10 +217,10 @@ class TestRoofline:
         assert held("p100").streamed_seconds == 8 * self.NONZEROS / 732000000000
 
     def test_weights_that_fit_in_l2_are_not_read_from_memory(self):
-        found = held("p100", density=0.05)
+        found = held("p100", densities=(0.05,))
         assert found.weight_bytes < 4 * MIB
         assert found.streamed_seconds == found.flops / Fraction(10600000000000)
-        known = held("p100", density=0.05, l2_bandwidth=1e12)
+        known = held("p100", densities=(0.05,), l2_bandwidth=1e12)
         assert known.streamed_seconds == (known.l2_traffic_bytes + known.weight_bytes) / 10**12
 
     def test_every_multiprocessor_reads_all_states_through_l2(self):
@@ -235,7 +237,7 @@ class TestRoofline:
         assert held("p100", storage=0).resident_seconds is None
 
     def test_fewer_multiprocessors_do_less(self):
-        whole, part = held("p100", density=0.1), held("p100", density=0.1, sms=28)
+        whole, part = held("p100", densities=(0.1,)), held("p100", densities=(0.1,), sms=28)
         assert part.resident_seconds == 2 * whole.resident_seconds
 
     def test_another_peak_may_be_given(self):
@@ -268,7 +270,18 @@ class TestCommand:
         assert [(row["gpu"], row["storage"]) for row in rows] == [
             (name, storage)
             for name in ("v100-32gb", "t4")
-            for storage in ("dense 4", "sparse 2+2", "sparse 4+4")
+            for storage in ("dense 4", "30% 2+2", "30% 4+4")
+        ]
+
+    def test_several_densities_have_rows_of_their_own(self, memcalc):
+        line = "rnn --density 0.1 --density 0.01 --value-bytes 2 --format json"
+        rows = memcalc(line).document["rows"]
+        assert [row["storage"] for row in rows] == ["dense 2", "10% 2+2", "1% 2+2"]
+        assert [row["density_percent"] for row in rows] == [100, 10, 1]
+        assert [row["largest_hidden"] for row in rows] == [
+            isqrt(56 * 2**18 // 2),
+            isqrt(56 * 2**18 * 10 // 4),
+            isqrt(56 * 2**18 * 100 // 4),
         ]
 
     def test_the_step_reads_what_does_not_stay(self, memcalc):
@@ -300,8 +313,10 @@ class TestCommand:
             ("--index-bytes 9", "index bytes must be a number from 0 to 8"),
             ("--scope training", "the scope training needs a sequence length (-s)"),
             ("--scope training -s 5 --checkpoint-every 6", "need 1 to 5 steps between them"),
-            ("--scope training -s 5 --density 0.1", "density has no place in the scope training"),
-            ("-s 5", "seq length has no place in the scope onchip"),
+            ("--scope training -s 5 --density 0.1", "densities has no place in the scope training"),
+            ("-s 5", "seq length has no place in the scope onchip: it is for training"),
+            ("--kernels torch-cuda", "kernels has no place in the scope onchip"),
+            ("--scope formula --hidden-size 5", "hidden size has no place in the scope formula"),
         ],
     )
     def test_what_cannot_be_is_one_line_and_status_2(self, memcalc, line, message):
@@ -351,8 +366,6 @@ def test_the_figure_has_every_published_layer_on_or_below_its_gpus_curve():
 def test_a_pair_may_have_any_widths():
     assert [way.label for way in storages(OnChip(value_bytes=2, index_bytes=0.5))] == [
         "dense 2",
-        "sparse 2+0.5",
+        "30% 2+0.5",
     ]
-    assert storages(OnChip(index_bytes=1))[1] == Storage(
-        "sparse", Fraction(3, 10), Fraction(1), Fraction(1)
-    )
+    assert storages(OnChip(index_bytes=1))[1] == Storage(Fraction(3, 10), Fraction(1), Fraction(1))

@@ -23,31 +23,32 @@ class Storage(NamedTuple):
     """How recurrent weights are stored.
 
     Attributes:
-        name: ``dense`` or ``sparse``.
         density: The share of them that is stored.
         value_bytes: Bytes of one.
-        index_bytes: Bytes of its index.
+        index_bytes: Bytes of its index; dense ones have none.
     """
 
-    name: str
     density: Size
     value_bytes: Size
-    index_bytes: Size
+    index_bytes: Size = Fraction(0)
 
     @property
     def label(self) -> str:
-        """Its name with the bytes of a value and, of a pair, of an index.
+        """What is stored, with the bytes of a value and, of a pair, of its index.
 
-        >>> Storage("sparse", Fraction(1, 10), Fraction(2), Fraction(2)).label
-        'sparse 2+2'
+        >>> Storage(Fraction(1, 10), Fraction(2), Fraction(2)).label
+        '10% 2+2'
+        >>> Storage(Fraction(1), Fraction(4)).label
+        'dense 4'
         """
-        widths = (self.value_bytes, self.index_bytes)
-        return f"{self.name} {'+'.join(f'{float(width):g}' for width in widths if width)}"
+        index = f"+{float(self.index_bytes):g}" if self.index_bytes else ""
+        stored = "dense" if self.density == 1 and not index else f"{float(100 * self.density):g}%"
+        return f"{stored} {float(self.value_bytes):g}{index}"
 
     def bytes(self, weights: Size) -> Size:
         """Bytes of so many weights, before they are pruned.
 
-        >>> float(Storage("sparse", Fraction(3, 10), Fraction(4), Fraction(4)).bytes(2304**2))
+        >>> float(Storage(Fraction(3, 10), Fraction(4), Fraction(4)).bytes(2304**2))
         12740198.4
         """
         return weights * self.density * (self.value_bytes + self.index_bytes)
@@ -143,12 +144,16 @@ def exact(value: float) -> Fraction:
 
 
 def storages(options: OnChip) -> list[Storage]:
-    """A dense storage, and a sparse one for each pair of widths."""
-    whole, none = Fraction(1), Fraction(0)
-    dense = Storage("dense", whole, exact(options.value_bytes or 4), none)
-    density = exact(options.density)
-    pairs = [(exact(value), exact(index)) for value, index in options.pairs]
-    return [dense, *(Storage("sparse", density, *pair) for pair in pairs)]
+    """A dense storage, and a sparse one for each density and pair of widths."""
+    dense = Storage(Fraction(1), exact(options.value_bytes or 4))
+    return [
+        dense,
+        *(
+            Storage(exact(density), exact(value), exact(index))
+            for density in options.densities
+            for value, index in options.pairs
+        ),
+    ]
 
 
 def recurrent_weights(config: Recurrent, sizes: Mapping[str, Size] | None = None) -> Size:
@@ -179,7 +184,7 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
     """How a storage of a network's recurrent weights stands to a chip.
 
     >>> from memcalc.config.gpus import gpu
-    >>> options = OnChip(density=0.3)
+    >>> options = OnChip(densities=(0.3,))
     >>> dense, *sparse = storages(options)
     >>> config, chip = Recurrent(hidden_size=2304), Chip.of(gpu("p100"), options)
     >>> [fit(config, chip, each, options).resident_in for each in (dense, *sparse)]

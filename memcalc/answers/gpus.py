@@ -28,6 +28,7 @@ def gpus() -> Report:
             Column("shared_bytes_per_sm", "bytes", detail=True),
             Column("l2_bytes", "bytes", detail=True),
             Column("source", "text", detail=True),
+            Column("chip_source", "text", detail=True),
         ),
         tuple(
             (
@@ -44,6 +45,7 @@ def gpus() -> Report:
                 each.shared_bytes,
                 each.l2_bytes,
                 each.source,
+                each.chip_source,
             )
             for each in found
         ),

@@ -38,7 +38,7 @@ def rnn(
 
     >>> report = rnn(Recurrent(hidden_size=2304), OnChip(gpus=("titan-x",)))
     >>> dict(zip(report.column("storage"), report.column("weights_in")))
-    {'dense 4': 'memory', 'sparse 2+2': 'shared', 'sparse 4+4': 'memory'}
+    {'dense 4': 'memory', '30% 2+2': 'shared', '30% 4+4': 'memory'}
     """
     config = config or Recurrent()
     if scope not in SCOPES:
@@ -55,7 +55,7 @@ def _on_chip(config: Recurrent, options: OnChip) -> Report:
     rows = [_fit_row(config, options, each, way) for each in found for way in storages(options)]
     return Report(
         "rnn",
-        f"Recurrent weights on chip: {_setting(config)}, density {100 * options.density:g} %",
+        f"Recurrent weights on chip: {_setting(config)}",
         (
             Column("gpu", "text"),
             Column("storage", "text"),
@@ -132,7 +132,8 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         f"largest hidden: weights fill a share u = {options.usable:g} of the registers of {used} "
         "multiprocessors, spread evenly; u = 1 is the bound, and the published dense kernels used "
         "0.844 to 0.875 (--usable, --sms)",
-        "u percent: the share of these registers that the weights need",
+        "storage: the density, and the bytes of a value and its index; u percent: the share of "
+        "these registers that the weights need",
         f"assumed: a sparse weight is stored as value + index of {pairs} bytes; the published "
         "packing could not be seen (--value-bytes, --index-bytes)",
         f"assumed: {where}; weights may fill what is left there (weights in: shared)",
@@ -143,7 +144,7 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         "streamed: weights are read in every step, from memory or, where they fit, from L2; "
         "speedup bound: the most that residence gains over a streamed kernel at its own bound",
     ]
-    lines += [f"{each.name}: {each.source}" for each in found]
+    lines += [f"{each.name}: {each.chip_source}" for each in found]
     return lines
 
 

@@ -87,7 +87,7 @@ def _options(assumed: str) -> OnChip:
     said = words(assumed)
     value, _, index = said.get("pair", "4").partition("+")
     return OnChip(
-        density=float(said.get("density", 1)),
+        densities=(float(said.get("density", 1)),),
         value_bytes=float(value),
         index_bytes=float(index or 0),
         usable=float(said.get("usable", 1)),

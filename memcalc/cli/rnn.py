@@ -11,9 +11,13 @@ from memcalc.answers.rnn import SCOPES
 from memcalc.cli.options import SHOW, options, show
 from memcalc.config.recurrent import CELLS, KERNELS, PRECISIONS, OnChip
 
-# What only the scope onchip asks for, and what only training does.
-ON_CHIP = tuple(field.name for field in fields(OnChip))
-TRAINING = ("seq_length", "every")
+# Option -> the scopes that ask for it, where not all do.
+ASKED: dict[str, tuple[str, ...]] = {
+    **{field.name: ("onchip",) for field in fields(OnChip)},
+    **dict.fromkeys(("seq_length", "every"), ("training",)),
+    **dict.fromkeys(("hidden_size", "batch_size"), ("onchip", "training", "step")),
+    **dict.fromkeys(("input_size", "kernels"), ("training", "step", "formula")),
+}
 
 
 @click.command()
@@ -48,7 +52,13 @@ TRAINING = ("seq_length", "every")
     multiple=True,
     help="A GPU, by its name in `memcalc gpus`; several, or `all`.  [default: p100]",
 )
-@click.option("--density", type=float, help="Share of weights that pruning leaves.  [default: 0.3]")
+@click.option(
+    "--density",
+    "densities",
+    type=float,
+    multiple=True,
+    help="Share of weights that pruning leaves; several are allowed.  [default: 0.3]",
+)
 @click.option(
     "--value-bytes", type=float, help="Bytes of a weight.  [default: 4; pruned, both 2 and 4]"
 )
@@ -73,9 +83,7 @@ TRAINING = ("seq_length", "every")
     "--peak-flops", type=float, help="FLOP/s of the GPU.  [default: fp32 without tensor cores]"
 )
 @options(*SHOW)
-def rnn(
-    scope: str, every: int | None, format_: str | None, output: Path | None, **settings: Any
-) -> None:
+def rnn(scope: str, format_: str | None, output: Path | None, **settings: Any) -> None:
     """Recurrent networks: whether their weights stay on chip, and what training them keeps.
 
     A persistent kernel holds the recurrent weights, dense or pruned, in the registers of a GPU over
@@ -85,23 +93,21 @@ def rnn(
     \b
     Examples:
       memcalc rnn
-      memcalc rnn --hidden-size 1792 --density 0.1 --usable 0.875 --gpu p100 --gpu v100
+      memcalc rnn --hidden-size 1792 --density 0.1 --density 0.3 --usable 0.875 --gpu v100
       memcalc rnn --cell lstm --hidden-size 1024 --layers 4 --gpu all --format csv
       memcalc rnn --cell lstm --hidden-size 1024 -b 64 -s 1000 --scope training
       memcalc rnn --cell gru --scope formula
     """
     given = {name: value for name, value in settings.items() if value not in (None, ())}
-    chip = {name: given.pop(name) for name in ON_CHIP if name in given}
-    _refuse(scope, "onchip", chip)
-    _refuse(scope, "training", {x for x in TRAINING if x in given or (x == "every" and every)})
+    for name in given:
+        if scope not in ASKED.get(name, SCOPES):
+            shown = name.replace("_", " ")
+            raise click.UsageError(
+                f"{shown} has no place in the scope {scope}: it is for {', '.join(ASKED[name])}"
+            )
+    every = given.pop("every", None)
+    chip = {field.name: given.pop(field.name) for field in fields(OnChip) if field.name in given}
     if chip.get("gpus") == ("all",):
         chip["gpus"] = ()
     config, on_chip = memcalc.Recurrent(**given), memcalc.OnChip(**chip)
     show(memcalc.rnn(config, on_chip, scope, every), format_, output)
-
-
-def _refuse(scope: str, its: str, given: Any) -> None:
-    """Refuse options that only another scope asks for."""
-    if given and scope != its:
-        names = ", ".join(name.replace("_", " ") for name in given)
-        raise click.UsageError(f"{names} has no place in the scope {scope}: it is for {its}")

@@ -22,7 +22,8 @@ class Gpu(NamedTuple):
         register_bytes: The register file of each of them.
         shared_bytes: The most shared memory of each of them.
         l2_bytes: Its L2 cache.
-        source: Where that was seen.
+        source: Where memory, tensor-core peaks and bandwidths were seen.
+        chip_source: Where the fp32 peak and what is on the chip were seen.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Gpu(NamedTuple):
     shared_bytes: int
     l2_bytes: int
     source: str
+    chip_source: str
 
 
 def gpu(name: str) -> Gpu:
@@ -81,6 +83,7 @@ def _by_name() -> dict[str, Gpu]:
             numbers["shared_bytes"],
             numbers["l2_bytes"],
             row["source"],
+            row["chip_source"],
         )
         for name in (row["name"], *row["aliases"].split()):
             known[name] = found

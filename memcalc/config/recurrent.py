@@ -76,7 +76,7 @@ class OnChip:
     Attributes:
         gpus: Names of GPUs; none is every GPU of the catalogue.
         sms: Multiprocessors that the kernel runs on; None is all of a GPU's.
-        density: The share of weights that pruning leaves.
+        densities: Shares of weights that pruning leaves.
         value_bytes: Bytes of a weight; None is 4 where it is dense, and 2 or 4 where it is sparse.
         index_bytes: Bytes of a sparse weight's index; None is as many as its value's.
         usable: u, the share of the register file that weights may fill; 1 is the bound.
@@ -98,7 +98,7 @@ class OnChip:
 
     gpus: tuple[str, ...] = ("p100",)
     sms: int | None = None
-    density: float = 0.3
+    densities: tuple[float, ...] = (0.3,)
     value_bytes: float | None = None
     index_bytes: float | None = None
     usable: float = 1
@@ -109,7 +109,8 @@ class OnChip:
     peak_flops: float | None = None
 
     def __post_init__(self) -> None:
-        fields.above_zero("density", self.density, 1)
+        for density in self.densities:
+            fields.above_zero("density", density, 1)
         fields.above_zero("usable share of registers", self.usable, 1)
         for name, most in (("sms", 2**16), ("shared_bytes", 2**30)):
             if getattr(self, name) is not None:

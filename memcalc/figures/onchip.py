@@ -71,7 +71,7 @@ def curve(name: str, pair: str) -> list[int]:
     chip = Chip.of(gpu(name), OnChip())
     value, index = map(exact, map(float, pair.split("+")))
     return [
-        fit(Recurrent(), chip, Storage("sparse", Fraction(density), value, index), OnChip()).largest
+        fit(Recurrent(), chip, Storage(Fraction(density), value, index), OnChip()).largest
         for density in DENSITIES
     ]
 
