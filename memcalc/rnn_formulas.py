@@ -3,7 +3,7 @@
 Nothing is typed in: the cells run on symbols, and sympy solves what they sum up to.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -41,9 +41,13 @@ def steps(config: Recurrent) -> list[tuple[str, Plain]]:
     return [(name, Plain(value)) for name, value in (*over_time(config), *on_chip(config))]
 
 
-def legend(config: Recurrent) -> str:
-    """The letters of a network's formulas, in words."""
-    used = {x.name for _, formula in steps(config) for x in formula.expression.free_symbols}
+def legend(forms: Iterable[tuple[str, Plain]]) -> str:
+    """The letters of closed forms, in words.
+
+    >>> legend(steps(Recurrent())[:1])
+    'b batch size, h hidden size'
+    """
+    used = {x.name for _, form in forms for x in form.expression.free_symbols}
     return ", ".join(f"{x} {meaning}" for x, meaning in LETTERS.items() if x in used)
 
 

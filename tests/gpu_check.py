@@ -2,6 +2,7 @@
 
 On one GPU, a layer of the 22B model and one of Llama-3-70B under each policy: what autograd keeps
 against the ledger, what the allocator counts against its rules, the growth of the peak, and times.
+Then PyTorch's recurrent cells, a step of each, against the ledger.
 The file holds every report with device, versions and date; exit status 1 says that one failed.
 ``--device cpu`` tries the command itself, on small layers.
 """
@@ -15,11 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import memcalc
 from memcalc import files
+from memcalc.analysis import recurrent
 from memcalc.report import Report
 from memcalc.validation import cuda
+from memcalc.validation.measure import measure
 
 MODELS = {"22b": {"tp": 1}, "llama-3-70b": {"tp": 1, "seq_length": 8192}}
 POLICIES = ("none", "selective", "full", "save_linear")
@@ -37,6 +41,18 @@ def reports(device: str, failures: list[str]) -> Iterator[Report]:
                 failures.append(f"{name}, {what}: {error}")
 
 
+def cells(device: str) -> Iterator[str]:
+    """The recurrent cells that keep something else than the ledger says, a line each."""
+    kernels = f"torch-{device}"
+    for cell, made in {"vanilla": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}.items():
+        config = memcalc.Recurrent(cell=cell, hidden_size=256, batch_size=8, kernels=kernels)
+        measured = measure(made(256, 256, device=device), torch.randn(8, 256, device=device))
+        ledger = recurrent.costs(config).whole(1)
+        print(f"{cell} cell, {kernels}: ledger {ledger} bytes, measured {measured.bytes}")
+        if measured.bytes != ledger or not measured.agrees:
+            yield f"{cell} cell: ledger {ledger} bytes, measured {measured.bytes}"
+
+
 def main(arguments: list[str]) -> int:
     """Run the check, print what it finds, and write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -52,6 +68,7 @@ def main(arguments: list[str]) -> int:
         print(report)
         found.append(report)
         failures += report.failures
+    failures += cells(options.device)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     if options.output:

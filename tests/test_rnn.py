@@ -67,6 +67,9 @@ class TestWhatIsKept:
     def test_in_16_bits_too(self, cell):
         measured = measure(Loop(cell, "cpu", torch.bfloat16), inputs(3, dtype=torch.bfloat16))
         assert measured.bytes == costs(network(cell, precision="bf16")).whole(3)
+        fused = network(cell, "torch-cuda", precision="bf16")
+        measured = measure(Network(fused), inputs(3, dtype=torch.bfloat16))
+        assert measured.bytes == costs(fused).whole(3)
 
     @pytest.mark.parametrize("layers", [1, 2, 3])
     @each_cell

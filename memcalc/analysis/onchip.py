@@ -102,6 +102,10 @@ class Chip(NamedTuple):
             exact(options.l2_bandwidth) if options.l2_bandwidth else None,
         )
 
+    def from_memory(self, read: Fraction) -> Fraction:
+        """Of bytes that every step reads, those that come from memory: none that L2 can hold."""
+        return read if read > self.l2_bytes else Fraction(0)
+
 
 class Fit(NamedTuple):
     """How one storage of a network's recurrent weights stands to a chip.
@@ -117,6 +121,7 @@ class Fit(NamedTuple):
         largest_with_shared: The same with the shared memory that the states leave.
         largest_states: The largest hidden size whose states fit in shared memory; None if any does.
         flops: FLOPs of a step, of the weights that are stored.
+        memory_bytes: Weights that a step reads from memory: none that stay, or that L2 holds.
         l2_traffic_bytes: What a step moves through L2: every multiprocessor reads all states, which
             are written once.
         resident_seconds: A bound of a step whose weights stay on chip; None where they do not.
@@ -133,6 +138,7 @@ class Fit(NamedTuple):
     largest_with_shared: int
     largest_states: int | None
     flops: Fraction
+    memory_bytes: Fraction
     l2_traffic_bytes: Fraction
     resident_seconds: Fraction | None
     streamed_seconds: Fraction
@@ -223,6 +229,7 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
         largest(with_shared),
         largest(states_fit) if width else None,
         flops,
+        Fraction(0) if where != MEMORY else chip.from_memory(size),
         traffic,
         None if where == MEMORY else sync + step_seconds(chip, flops, traffic, Fraction(0)),
         sync + step_seconds(chip, flops, traffic, size),
@@ -235,9 +242,7 @@ def step_seconds(chip: Chip, flops: Fraction, l2_bytes: Fraction, read: Fraction
     Weights that are read and fit in L2 are read from there; what L2 gives a second is not always
     known, and then bounds nothing.
     """
-    times = [flops / chip.flops]
-    if read > chip.l2_bytes:
-        times.append(read / chip.memory_bandwidth)
+    times = [flops / chip.flops, chip.from_memory(read) / chip.memory_bandwidth]
     if chip.l2_bandwidth is not None:
         times.append((l2_bytes + read) / chip.l2_bandwidth)
     return max(times)

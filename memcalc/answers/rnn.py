@@ -4,7 +4,7 @@ from typing import Any
 
 from memcalc.analysis import recurrent
 from memcalc.analysis.activations import kept
-from memcalc.analysis.onchip import MEMORY, Chip, Storage, fit, storages
+from memcalc.analysis.onchip import Chip, Storage, fit, storages
 from memcalc.blocks.rnn import rnn_graph
 from memcalc.config.gpus import Gpu, gpu, gpus
 from memcalc.config.recurrent import KERNELS, OnChip, Recurrent
@@ -84,10 +84,8 @@ def _on_chip(config: Recurrent, options: OnChip) -> Report:
 
 
 def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tuple[Any, ...]:
-    chip = Chip.of(found, options)
-    held = fit(config, chip, way, options)
+    held = fit(config, Chip.of(found, options), way, options)
     resident = held.resident_seconds
-    from_memory = held.resident_in == MEMORY and held.weight_bytes > chip.l2_bytes
     return (
         found.name,
         way.label,
@@ -103,7 +101,7 @@ def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tu
         round(held.activation_bytes_per_sm),
         "yes" if held.activations_fit else "no",
         round(held.flops),
-        round(held.weight_bytes) if from_memory else 0,
+        round(held.memory_bytes),
         round(held.l2_traffic_bytes),
         None if resident is None else float(resident),
         float(held.streamed_seconds),
@@ -157,7 +155,7 @@ def _training(config: Recurrent, every: int | None) -> Report:
     if steps is None:
         raise UsageError("the scope training needs a sequence length (-s)")
     if every is not None and not 1 <= every <= steps:
-        raise UsageError(f"checkpoints every {every} steps need 1 to {steps} steps between them")
+        raise UsageError(f"checkpoints every {every} steps: choose 1 to {steps}")
     costs = recurrent.costs(config)
     extra = recurrent.forward_flops(config, steps)
     whole = costs.whole(steps)
@@ -170,7 +168,7 @@ def _training(config: Recurrent, every: int | None) -> Report:
         rows.append((name, spacing, held, costs.peak(steps, spacing), extra))
     return Report(
         "rnn",
-        f"Backpropagation through {steps} time steps: {_setting(config)}, {config.precision}",
+        f"Backpropagation through time, {steps} steps: {_setting(config)}, {config.precision}",
         (
             Column("checkpoints", "text"),
             Column("every", "count"),
@@ -226,15 +224,16 @@ def _step(config: Recurrent) -> Report:
 
 
 def _formula(config: Recurrent) -> Report:
+    forms = resolve("memcalc.rnn_formulas:steps")(config)
     return Report(
         "rnn",
         f"Closed forms: {_cells(config)}, {config.precision}",
         (Column("step", "text"), Column("formula", "formula")),
-        tuple(resolve("memcalc.rnn_formulas:steps")(config)),
+        tuple(forms),
         {},
         (
             *_kernel_notes(config),
-            f"letters: {resolve('memcalc.rnn_formulas:legend')(config)}",
+            f"letters: {resolve('memcalc.rnn_formulas:legend')(forms)}",
             "on chip, the weights of all multiprocessors spread evenly, and each holds all states",
         ),
     )

@@ -99,11 +99,12 @@ def rnn(scope: str, format_: str | None, output: Path | None, **settings: Any) -
       memcalc rnn --cell gru --scope formula
     """
     given = {name: value for name, value in settings.items() if value not in (None, ())}
+    shown = {str(each.name): max(each.opts, key=len) for each in rnn.params}
     for name in given:
         if scope not in ASKED.get(name, SCOPES):
-            shown = name.replace("_", " ")
             raise click.UsageError(
-                f"{shown} has no place in the scope {scope}: it is for {', '.join(ASKED[name])}"
+                f"{shown[name]} has no place in the scope {scope}: it is for "
+                f"{', '.join(ASKED[name])}"
             )
     every = given.pop("every", None)
     chip = {field.name: given.pop(field.name) for field in fields(OnChip) if field.name in given}

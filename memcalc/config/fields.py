@@ -25,24 +25,18 @@ def positive(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be a number above 0 and under 1e9, not {_shown(value)}")
 
 
-def above_zero(name: str, value: Any, most: float) -> None:
-    """Refuse what is not a number above 0 and up to ``most``.
+def between(name: str, value: Any, least: float, most: float) -> None:
+    """Refuse what is not a number from ``least`` to ``most``.
 
-    >>> above_zero("density", 0, 1)
+    >>> between("density", 0, 1e-6, 1)
     Traceback (most recent call last):
         ...
-    memcalc.errors.ConfigError: density must be a number above 0 and up to 1, not 0
+    memcalc.errors.ConfigError: density must be a number from 1e-06 to 1, not 0
     """
-    if type(value) not in (int, float) or not 0 < value <= most:
+    if type(value) not in (int, float) or not least <= value <= most:
         raise ConfigError(
-            f"{name} must be a number above 0 and up to {most:g}, not {_shown(value)}"
+            f"{name} must be a number from {least:g} to {most:g}, not {_shown(value)}"
         )
-
-
-def up_to(name: str, value: Any, most: float) -> None:
-    """Refuse what is not a number from 0 to ``most``."""
-    if type(value) not in (int, float) or not 0 <= value <= most:
-        raise ConfigError(f"{name} must be a number from 0 to {most:g}, not {_shown(value)}")
 
 
 def probability(name: str, value: Any) -> None:

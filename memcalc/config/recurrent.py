@@ -67,6 +67,18 @@ class Recurrent:
         return (first, *[self.hidden_size] * (self.layers - 1))
 
 
+# Least and most of the numbers of ``OnChip``.
+RANGES: dict[str, tuple[float, float]] = {
+    "value_bytes": (1 / 8, 8),
+    "index_bytes": (0, 8),
+    "usable": (1e-6, 1),
+    "activation_bytes": (0, 8),
+    "sync_seconds": (0, 1),
+    "l2_bandwidth": (1, 1e21),
+    "peak_flops": (1, 1e21),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnChip:
     """How a persistent kernel holds recurrent weights on a GPU, and what bounds its step.
@@ -110,20 +122,13 @@ class OnChip:
 
     def __post_init__(self) -> None:
         for density in self.densities:
-            fields.above_zero("density", density, 1)
-        fields.above_zero("usable share of registers", self.usable, 1)
+            fields.between("density", density, 1e-6, 1)
         for name, most in (("sms", 2**16), ("shared_bytes", 2**30)):
             if getattr(self, name) is not None:
                 fields.whole(name.replace("_", " "), getattr(self, name), most)
-        if self.value_bytes is not None:
-            fields.above_zero("value bytes", self.value_bytes, 8)
-        if self.index_bytes is not None:
-            fields.up_to("index bytes", self.index_bytes, 8)
-        fields.up_to("activation bytes", self.activation_bytes, 8)
-        fields.up_to("synchronisation in seconds", self.sync_seconds, 1)
-        for name in ("l2_bandwidth", "peak_flops"):
+        for name, (least, highest) in RANGES.items():
             if getattr(self, name) is not None:
-                fields.above_zero(name.replace("_", " "), getattr(self, name), 1e21)
+                fields.between(name.replace("_", " "), getattr(self, name), least, highest)
 
     @property
     def pairs(self) -> tuple[tuple[float, float], ...]:

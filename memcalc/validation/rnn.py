@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.config.recurrent import Recurrent
+from memcalc.validation.modules import TYPES
 
 GATES = {"vanilla": 1, "gru": 3, "lstm": 4}
 
@@ -23,7 +24,7 @@ class Network(nn.Module):
     """A stack of cells over time: (s, b, i) -> the last state of the uppermost (b, h).
 
     Args:
-        config: The cells; their sizes here are ``hidden_size`` and ``layer_inputs``.
+        config: The cells; batch and steps are those of what it is given.
         every: Steps between checkpoints; None recomputes nothing.
         device: Where its weights lie.
 
@@ -40,10 +41,7 @@ class Network(nn.Module):
         self.early_stop = True
         self.states = 2 if config.cell == "lstm" else 1
         self.hidden = config.hidden_size
-        self.cells = nn.ModuleList(
-            Cell(config.cell, width, config.hidden_size, config.kernels, device)
-            for width in config.layer_inputs
-        )
+        self.cells = nn.ModuleList(Cell(config, width, device) for width in config.layer_inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (s, b, i), a step after the other."""
@@ -75,20 +73,18 @@ class Network(nn.Module):
 class Cell(nn.Module):
     """One cell: x (b, i) and its state, (b, h) or two of them -> the next state."""
 
-    def __init__(
-        self, cell: str, inputs: int, hidden: int, kernels: str, device: str | torch.device
-    ) -> None:
+    def __init__(self, config: Recurrent, inputs: int, device: str | torch.device) -> None:
         super().__init__()
+        cell, hidden, dtype = config.cell, config.hidden_size, TYPES[config.precision]
         rows = GATES[cell] * hidden
 
         def drawn(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(*shape, device=device) / hidden**0.5)
+            return nn.Parameter(torch.randn(*shape, device=device, dtype=dtype) / hidden**0.5)
 
         self.weight_ih, self.weight_hh = drawn(rows, inputs), drawn(rows, hidden)
         self.bias_ih, self.bias_hh = drawn(rows), drawn(rows)
-        fused = kernels == "torch-cuda" and cell != "vanilla"
-        self.step = FUSED[cell] if fused else CHAINS[cell]
-        self.fused = fused
+        self.fused = config.kernels == "torch-cuda" and cell in FUSED
+        self.step = FUSED[cell] if self.fused else CHAINS[cell]
 
     def forward(self, x: Tensor, *state: Tensor) -> State:
         """One step; a fused kernel adds the biases itself."""
