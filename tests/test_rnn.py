@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import sympy
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -167,6 +167,7 @@ class TestCheckpoints:
         assert beyond(12, 3) == beyond(24, 3) == beyond(24, 6) == beyond(12, 4)
         assert beyond(24, 7) == beyond(12, 3) + held.state
 
+    @settings(deadline=None)
     @given(
         st.sampled_from(CELLS),
         st.sampled_from(sorted(KERNELS)),
@@ -183,6 +184,7 @@ class TestCheckpoints:
         assert held.checkpointed(steps, segments) == total(kept(graph, CHECKPOINTED))
         assert held.peak(steps, every) == walked_peak(graph)
 
+    @settings(deadline=None)
     @given(st.integers(1, 60), *[st.integers(1, 9)] * 3)
     def test_the_best_spacing_has_the_least_peak(self, steps, first, step, state):
         held = Costs(0, first + step, step, state)

@@ -113,8 +113,8 @@ class Fit(NamedTuple):
     Attributes:
         weight_bytes: Bytes of all recurrent weights.
         weight_bytes_per_sm: The even share of them of one multiprocessor.
-        activation_bytes_per_sm: Bytes of the states that each multiprocessor holds whole.
-        activations_fit: Whether these fit in shared memory.
+        state_bytes_per_sm: Bytes of the states that each multiprocessor holds whole.
+        states_fit: Whether these fit in shared memory.
         resident_in: Where the weights stay: in ``registers``, in these and ``shared`` memory, or in
             ``memory``, from which every step then reads them.
         largest: The largest hidden size whose weights fit in registers.
@@ -131,8 +131,8 @@ class Fit(NamedTuple):
 
     weight_bytes: Fraction
     weight_bytes_per_sm: Fraction
-    activation_bytes_per_sm: Fraction
-    activations_fit: bool
+    state_bytes_per_sm: Fraction
+    states_fit: bool
     resident_in: str
     largest: int
     largest_with_shared: int
@@ -208,7 +208,7 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
         left = max(0, chip.shared_bytes - states(config, h, width))
         return bool(needed(of_one * h**2, storage, chip.sms) <= chip.register_bytes + left)
 
-    def states_fit(h: int) -> bool:
+    def with_states(h: int) -> bool:
         return bool(states(config, h, width) <= chip.shared_bytes)
 
     h = config.hidden_size
@@ -223,11 +223,11 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
         size,
         needed(weights, storage, chip.sms),
         held,
-        states_fit(h),
+        with_states(h),
         where,
         largest(in_registers),
         largest(with_shared),
-        largest(states_fit) if width else None,
+        largest(with_states) if width else None,
         flops,
         Fraction(0) if where != MEMORY else chip.from_memory(size),
         traffic,

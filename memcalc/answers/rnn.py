@@ -98,8 +98,8 @@ def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tu
         held.largest,
         held.largest_with_shared,
         held.largest_states,
-        round(held.activation_bytes_per_sm),
-        "yes" if held.activations_fit else "no",
+        round(held.state_bytes_per_sm),
+        "yes" if held.states_fit else "no",
         round(held.flops),
         round(held.memory_bytes),
         round(held.l2_traffic_bytes),
@@ -114,12 +114,13 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
     used = f"{options.sms}" if options.sms else "all"
     width = options.activation_bytes
     where = (
-        f"each multiprocessor holds the whole states, {width:g} bytes an element, in shared memory "
-        "(--activation-bytes)"
+        f"each multiprocessor holds the whole states, {width:g} bytes an element, in shared memory"
         if width
-        else "no state is held in shared memory (--activation-bytes 0)"
+        else "no state is held in shared memory"
     )
     pairs = " and ".join(f"{v:g} + {i:g}" for v, i in options.pairs)
+    guessed = "assumed" if len(options.pairs) > 1 else "as asked"
+    held = "assumed" if width == OnChip().activation_bytes else "as asked"
     peak = f"{options.peak_flops:g} FLOP/s" if options.peak_flops else "its plain fp32 peak"
     l2 = (
         f"L2 gives {options.l2_bandwidth:g} bytes a second (--l2-bandwidth)"
@@ -132,9 +133,10 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         "0.844 to 0.875 (--usable, --sms)",
         "storage: the density, and the bytes of a value and its index; u percent: the share of "
         "these registers that the weights need",
-        f"assumed: a sparse weight is stored as value + index of {pairs} bytes; the published "
+        f"{guessed}: a sparse weight is stored as value + index of {pairs} bytes; the published "
         "packing could not be seen (--value-bytes, --index-bytes)",
-        f"assumed: {where}; weights may fill what is left there (weights in: shared)",
+        f"{held}: {where} (--activation-bytes); weights may fill what is left there (weights in: "
+        "shared)",
         f"assumed: {_layers(config)} on chip at once; products with inputs are made beforehand",
         f"seconds: rooflines of a step, bounds from below; products at {peak} of these "
         f"multiprocessors (--peak-flops), memory at its data sheet's bandwidth, {l2}, grid-wide "
@@ -142,8 +144,12 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         "streamed: weights are read in every step, from memory or, where they fit, from L2; "
         "speedup bound: the most that residence gains over a streamed kernel at its own bound",
     ]
-    lines += [f"{each.name}: {each.chip_source}" for each in found]
-    return lines
+    if config == Recurrent():
+        lines.append(
+            "assumed: the layer of Zhu et al. 2018's abstract (h 2304, b 4; density 30 %); its GPU "
+            "is not named there, and a P100 in the submission of November 2017"
+        )
+    return lines + [f"{each.name}: {each.chip_source}" for each in found]
 
 
 def _layers(config: Recurrent) -> str:

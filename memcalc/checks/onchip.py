@@ -1,7 +1,8 @@
 """The quantities that claims on persistent RNNs are about (Diamos et al. 2016, Zhu et al. 2018).
 
-A quantity is a function of a GPU and of what its row assumes, in the words of ``OnChip`` with the
-hidden size, the batch and the cell's precision, as in ``density=0.3 pair=4+4 usable=0.875``.
+A quantity is a function of a GPU and of what its row assumes, a word each: the layer's ``h`` and
+``b``; its ``density`` and the bytes of a ``pair`` of value and index, or of a value alone where it
+is dense; ``usable``, ``sms`` and ``shared`` of the GPU: ``density=0.3 pair=4+4 usable=0.875``.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,7 @@ COMMANDS = {
     "rnn": ("memcalc.cli.rnn:rnn", "Recurrent networks: on chip, and over time."),
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
     "validate": ("memcalc.cli.validate:validate", "Real PyTorch tensors against the ledger."),
-    "check": ("memcalc.cli.check:check", "The paper's printed numbers against ours."),
+    "check": ("memcalc.cli.check:check", "The papers' printed numbers against ours."),
     "models": ("memcalc.cli.models:models", "The catalogue of models."),
     "gpus": ("memcalc.cli.gpus:gpus", "The catalogue of GPUs."),
 }

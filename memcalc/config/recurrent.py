@@ -1,5 +1,6 @@
 """Recurrent networks, and how a GPU may hold their weights: what the user said, validated."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from memcalc.config import fields
@@ -67,7 +68,8 @@ class Recurrent:
         return (first, *[self.hidden_size] * (self.layers - 1))
 
 
-# Least and most of the numbers of ``OnChip``.
+# Of ``OnChip``, the most of whole numbers, and the least and most of others.
+WHOLE = {"sms": 2**16, "shared_bytes": 2**30}
 RANGES: dict[str, tuple[float, float]] = {
     "value_bytes": (1 / 8, 8),
     "index_bytes": (0, 8),
@@ -86,9 +88,9 @@ class OnChip:
     What is not known of the published kernels is a field here, so that it can be set.
 
     Attributes:
-        gpus: Names of GPUs; none is every GPU of the catalogue.
+        gpus: Names of GPUs, or one; none is every GPU of the catalogue.
         sms: Multiprocessors that the kernel runs on; None is all of a GPU's.
-        densities: Shares of weights that pruning leaves.
+        densities: Shares of weights that pruning leaves, or one.
         value_bytes: Bytes of a weight; None is 4 where it is dense, and 2 or 4 where it is sparse.
         index_bytes: Bytes of a sparse weight's index; None is as many as its value's.
         usable: u, the share of the register file that weights may fill; 1 is the bound.
@@ -121,14 +123,20 @@ class OnChip:
     peak_flops: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.gpus, str):
+            object.__setattr__(self, "gpus", (self.gpus,))
+        if isinstance(self.densities, int | float):
+            object.__setattr__(self, "densities", (self.densities,))
         for density in self.densities:
             fields.between("density", density, 1e-6, 1)
-        for name, most in (("sms", 2**16), ("shared_bytes", 2**30)):
-            if getattr(self, name) is not None:
-                fields.whole(name.replace("_", " "), getattr(self, name), most)
-        for name, (least, highest) in RANGES.items():
-            if getattr(self, name) is not None:
-                fields.between(name.replace("_", " "), getattr(self, name), least, highest)
+        for field in dataclasses.fields(self):
+            value, name = getattr(self, field.name), field.name.replace("_", " ")
+            if value is None and field.default is None:
+                continue
+            if field.name in WHOLE:
+                fields.whole(name, value, WHOLE[field.name])
+            elif field.name in RANGES:
+                fields.between(name, value, *RANGES[field.name])
 
     @property
     def pairs(self) -> tuple[tuple[float, float], ...]:
