@@ -2,7 +2,7 @@
 
 On one GPU, a layer of the 22B model and one of Llama-3-70B under each policy: what autograd keeps
 against the ledger, what the allocator counts against its rules, the growth of the peak, and times.
-Then PyTorch's recurrent cells, a step of each, against the ledger.
+Then PyTorch's recurrent cells, two steps of each, against the ledger.
 The file holds every report with device, versions and date; exit status 1 says that one failed.
 ``--device cpu`` tries the command itself, on small layers.
 """
@@ -41,16 +41,34 @@ def reports(device: str, failures: list[str]) -> Iterator[Report]:
                 failures.append(f"{name}, {what}: {error}")
 
 
+class Steps(nn.Module):
+    """A recurrent cell of PyTorch's over two time steps, from states that it is given."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor, *memory: torch.Tensor) -> torch.Tensor:
+        """x (2, b, i), a state (b, h) and, of an LSTM, a memory -> the last state."""
+        held = (state, *memory) if memory else state
+        for step in x:
+            held = self.cell(step, held)
+        return held[0] if memory else held
+
+
 def cells(device: str) -> Iterator[str]:
     """The recurrent cells that keep something else than the ledger says, a line each."""
-    kernels = f"torch-{device}"
+    kernels, b, h = f"torch-{device}", 8, 256
     for cell, made in {"vanilla": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}.items():
-        config = memcalc.Recurrent(cell=cell, hidden_size=256, batch_size=8, kernels=kernels)
-        measured = measure(made(256, 256, device=device), torch.randn(8, 256, device=device))
-        ledger = recurrent.costs(config).whole(1)
-        print(f"{cell} cell, {kernels}: ledger {ledger} bytes, measured {measured.bytes}")
+        config = memcalc.Recurrent(cell=cell, hidden_size=h, batch_size=b, kernels=kernels)
+        x = torch.randn(2, b, h, device=device)
+        states = [x.new_zeros(b, h) for _ in range(2 if cell == "lstm" else 1)]
+        measured = measure(Steps(made(h, h, device=device)), x, *states)
+        ledger = recurrent.costs(config).whole(2)
+        line = f"{cell} cell, {kernels}: ledger {ledger} bytes, measured {measured.bytes}"
+        print(line)
         if measured.bytes != ledger or not measured.agrees:
-            yield f"{cell} cell: ledger {ledger} bytes, measured {measured.bytes}"
+            yield line
 
 
 def main(arguments: list[str]) -> int:

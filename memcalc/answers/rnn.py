@@ -137,7 +137,8 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         "packing could not be seen (--value-bytes, --index-bytes)",
         f"{held}: {where} (--activation-bytes); weights may fill what is left there (weights in: "
         "shared)",
-        f"assumed: {_layers(config)} on chip at once; products with inputs are made beforehand",
+        f"assumed: {_layers(config)} on chip at once (--layers); products with inputs are made "
+        "beforehand",
         f"seconds: rooflines of a step, bounds from below; products at {peak} of these "
         f"multiprocessors (--peak-flops), memory at its data sheet's bandwidth, {l2}, grid-wide "
         f"synchronisation {options.sync_seconds:g} s (--sync)",
