@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memcalc.answers.ledger import ledger
     from memcalc.answers.models import models
     from memcalc.answers.recompute import recompute
+    from memcalc.answers.rnn import rnn
     from memcalc.checks.check import check
     from memcalc.config import (
         IMPLEMENTATIONS,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         Run,
         load,
     )
+    from memcalc.config.recurrent import OnChip, Recurrent
     from memcalc.errors import ConfigError, InputError, MemcalcError, OutputError, UsageError
     from memcalc.figures import plot
     from memcalc.formulas import Formula, layer_formula
@@ -54,8 +56,10 @@ _PUBLIC = {
     "InputError": "memcalc.errors:InputError",
     "MemcalcError": "memcalc.errors:MemcalcError",
     "Model": "memcalc.config:Model",
+    "OnChip": "memcalc.config.recurrent:OnChip",
     "OutputError": "memcalc.errors:OutputError",
     "Parallel": "memcalc.config:Parallel",
+    "Recurrent": "memcalc.config.recurrent:Recurrent",
     "Report": "memcalc.report:Report",
     "Run": "memcalc.config:Run",
     "UsageError": "memcalc.errors:UsageError",
@@ -74,6 +78,7 @@ _PUBLIC = {
     "models": "memcalc.answers.models:models",
     "plot": "memcalc.figures:plot",
     "recompute": "memcalc.answers.recompute:recompute",
+    "rnn": "memcalc.answers.rnn:rnn",
     "validate": "memcalc.validation.validate:validate",
 }
 
@@ -87,8 +92,10 @@ __all__ = [
     "InputError",
     "MemcalcError",
     "Model",
+    "OnChip",
     "OutputError",
     "Parallel",
+    "Recurrent",
     "Report",
     "Run",
     "UsageError",
@@ -107,6 +114,7 @@ __all__ = [
     "models",
     "plot",
     "recompute",
+    "rnn",
     "validate",
 ]
 

@@ -209,6 +209,17 @@ class _WholePrinter(PythonCodePrinter):  # type: ignore[misc] # sympy is untyped
         return f"max({', '.join(self._print(arg) for arg in expr.args)})"
 
 
+class Plain(Formula):
+    """A formula in letters of its own, written as sympy writes it."""
+
+    def __str__(self) -> str:
+        return str(sympy.sstr(self.expression))
+
+    def latex(self) -> str:
+        """The formula in LaTeX."""
+        return str(sympy.latex(self.expression))
+
+
 def layer_formula(
     config: Config,
     accounting: str = "paper",

@@ -23,7 +23,7 @@ def rows(path: str) -> list[dict[str, str]]:
     """The rows of a shipped CSV table; lines that begin with # say where it is from.
 
     >>> rows("gpus.csv")[0]["name"]
-    'v100-32gb'
+    'titan-x'
     """
     lines = read(path).decode().splitlines(keepends=True)
     table = "".join(line for line in lines if not line.startswith("#"))

@@ -58,6 +58,9 @@ S, H = paper.LETTERS.s, paper.LETTERS.h
         ({"obtained": "timing", "corrected": "33.3"}, Fraction(99), "unexplained"),
         ({"obtained": "timing"}, Fraction(99), "unexplained"),
         ({}, None, "not_derivable"),
+        ({"obtained": "assumed", "relation": ">"}, Fraction("41.6"), "consistent"),
+        ({"obtained": "assumed", "relation": ">"}, Fraction("41.5"), "inconsistent"),
+        ({"obtained": "assumed", "relation": ">"}, None, "not_derivable"),
         ({"relation": "<"}, Fraction("41.49"), "agrees"),
         ({"relation": "<", "corrected": "41.5"}, Fraction("41.5"), "paper_slip"),
         ({"relation": ">"}, Fraction("41.51"), "agrees"),
@@ -126,13 +129,14 @@ def test_there_are_at_least_120_claims_and_their_ids_are_their_own():
 def test_every_claim_is_well_formed(each):
     assert each.verdict in VERDICTS
     assert each.relation in ("=", "<", ">")
-    assert each.obtained in ("printed", "timing", "figure", "recomputed", "summary")
-    assert each.page > 0
+    assert each.obtained in ("printed", "timing", "figure", "recomputed", "summary", "assumed")
+    assert each.page is None or each.page > 0
     assert each.source
     if each.quantity:
         assert each.quantity.split("/")[0] in paper.QUANTITIES
-    if each.verdict in ("paper_slip", "not_derivable"):
+    if each.verdict in ("paper_slip", "inconsistent", "not_derivable"):
         assert each.explanation
+    assert (each.verdict in ("consistent", "inconsistent")) == (each.obtained == "assumed")
     if each.verdict == "paper_slip" or (each.obtained == "timing" and each.quantity):
         assert each.corrected
     if each.unit == "formula":
@@ -235,7 +239,7 @@ def test_the_first_stages_extras_are_not_negligible():
 def test_every_table_says_where_it_is_from():
     for name in resources.names("paper", ".csv"):
         first = resources.read(f"paper/{name}.csv").decode().splitlines()[0]
-        assert first.startswith(("# Korthikanti", "# Li et al."))
+        assert first.startswith(("# Korthikanti", "# Li et al.", "# Persistent RNNs: Zhu et al."))
 
 
 def test_the_paper_figures_points_lie_on_our_bars():

@@ -295,6 +295,8 @@ class TestCatalogue:
 @pytest.mark.parametrize(
     ("name", "gib", "bf16", "fp16", "fp8", "bandwidth"),
     [  # TFLOP/s of dense products and TB/s, from NVIDIA's data sheets; GiB as drivers report it
+        ("titan-x", 11.93, None, None, None, 0.3365),
+        ("p100", 16, None, None, None, 0.732),
         ("v100", 32, None, 125, None, 0.9),
         ("t4", 15, None, 65, None, 0.32),
         ("a100-40gb", 40, 312, 312, None, 1.555),

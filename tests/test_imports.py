@@ -28,20 +28,37 @@ def question(line):
 
 @pytest.mark.parametrize("format_", ["text", "json", "csv", "markdown"])
 @pytest.mark.parametrize(
-    "line", ["models", "ledger 22b", "recompute llama-3-8b", "flops 175b --recompute full"]
+    "line",
+    [
+        "models",
+        "ledger 22b",
+        "recompute llama-3-8b",
+        "flops 175b --recompute full",
+        "rnn --gpu all",
+        "rnn --scope training -s 100",
+    ],
 )
 def test_questions_without_formulas_load_nothing_heavy(line, format_, tmp_path):
     assert loaded(question(f"{line} --format {format_}"), tmp_path) == set()
 
 
 @pytest.mark.parametrize(
-    "line", ["--help", "--version", "layer --help", "plot --help", "validate --help", "nonsense"]
+    "line",
+    [
+        "--help",
+        "--version",
+        "layer --help",
+        "plot --help",
+        "validate --help",
+        "rnn --help",
+        "nonsense",
+    ],
 )
 def test_help_loads_nothing_heavy(line, tmp_path):
     assert loaded(question(line), tmp_path) == set()
 
 
-@pytest.mark.parametrize("line", ["layer 22b", "formula 22b --latex"])
+@pytest.mark.parametrize("line", ["layer 22b", "formula 22b --latex", "rnn --scope formula"])
 def test_formulas_load_sympy_alone(line, tmp_path):
     assert loaded(question(line), tmp_path) == {"sympy"}
 

@@ -5,7 +5,7 @@ from memcalc.report import Column, Report
 
 
 def gpus() -> Report:
-    """The GPUs that memcalc knows, with their memory, peaks and bandwidths.
+    """The GPUs that memcalc knows, with their memory, peaks and bandwidths, and what is on chip.
 
     >>> dict(zip(gpus().column("name"), gpus().column("bf16_flops")))["a100-80gb"]
     312000000000000
@@ -22,7 +22,13 @@ def gpus() -> Report:
             Column("fp8_flops", "flops"),
             Column("memory_bandwidth_bytes", "bytes", detail=True),
             Column("nvlink_bandwidth_bytes", "bytes", detail=True),
+            Column("fp32_flops", "flops", detail=True),
+            Column("sms", "count"),
+            Column("register_bytes_per_sm", "bytes", detail=True),
+            Column("shared_bytes_per_sm", "bytes", detail=True),
+            Column("l2_bytes", "bytes", detail=True),
             Column("source", "text", detail=True),
+            Column("chip_source", "text", detail=True),
         ),
         tuple(
             (
@@ -33,13 +39,20 @@ def gpus() -> Report:
                 each.fp8_flops,
                 each.memory_bandwidth,
                 each.nvlink_bandwidth,
+                each.fp32_flops,
+                each.sms,
+                each.register_bytes,
+                each.shared_bytes,
+                each.l2_bytes,
                 each.source,
+                each.chip_source,
             )
             for each in found
         ),
         {},
         (
-            "memory as the driver reports it; FLOPs of dense tensor-core products and bytes of "
-            "bandwidth are those of a second",
+            "memory as the driver reports it; FLOPs of dense tensor-core products (fp32: without "
+            "them) and bytes of bandwidth are those of a second; register file and shared memory "
+            "are those of one multiprocessor (SM)",
         ),
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import sympy
 
-from memcalc.formulas import Formula
+from memcalc.formulas import Plain
 from memcalc.li2021 import ATTENTION, MLP, B, H, L, N
 from memcalc.report import Column, Report
 
@@ -39,14 +39,3 @@ def li2021() -> Report:
             "whole on every device (today's context parallelism without sharded states)",
         ),
     )
-
-
-class Plain(Formula):
-    """A formula in letters of its own, written as sympy writes it."""
-
-    def __str__(self) -> str:
-        return str(sympy.sstr(self.expression))
-
-    def latex(self) -> str:
-        """The formula in LaTeX."""
-        return str(sympy.latex(self.expression))

@@ -1,4 +1,4 @@
-"""``check``: every printed number and formula of the paper, held against the engine."""
+"""``check``: every printed number and formula of the papers, held against the engine."""
 
 from collections import Counter
 from fractions import Fraction
@@ -24,7 +24,8 @@ def check() -> Report:
     counts = Counter(found for _, _, found in judged)
     return Report(
         "check",
-        f"{len(judged)} claims, of Korthikanti et al. 2022 and Li et al. 2021, against the engine",
+        f"{len(judged)} claims, of Korthikanti et al. 2022, Li et al. 2021 and on persistent RNNs, "
+        "against the engine",
         (
             Column("id", "text"),
             Column("source", "text", detail=True),
@@ -79,9 +80,9 @@ def _plain(value: int | Fraction | str | None) -> int | float | str | None:
 
 def _reasons(judged: list[tuple[Claim, Ours, str]]) -> tuple[str, ...]:
     """Why what is not as printed is not."""
-    odd = ("paper_slip", "not_derivable", "unexplained")
+    odd = ("paper_slip", "inconsistent", "not_derivable", "unexplained")
     return tuple(
-        f"{claim.id} (page {claim.page}), {said}: {claim.explanation}"
+        f"{claim.id}{f' (page {claim.page})' if claim.page else ''}, {said}: {claim.explanation}"
         for claim, _, said in judged
         if said in odd
     )
@@ -93,5 +94,8 @@ def _summary(judged: list[tuple[Claim, Ours, str]], counts: Counter[str]) -> str
     others = counts["paper_slip"] - slips
     return (
         f"{agree} of {len(judged)} claims agree; {slips} are the paper's own slips, {others} of a "
-        f"summary of it; {counts['measured']} are measured, {counts['not_derivable']} not derivable"
+        f"summary of it; {counts['measured']} are measured, {counts['not_derivable']} not "
+        "derivable; "
+        f"under stated assumptions {counts['consistent']} are consistent, "
+        f"{counts['inconsistent']} are not"
     )

@@ -17,6 +17,8 @@ VERDICTS = {
     "agrees_reading": "equal within the error of reading a figure",
     "paper_slip": "differs from the printed value, and equals the corrected one",
     "measured": "the authors' timing; where FLOPs alone say something, it is the corrected value",
+    "consistent": "a printed size that a GPU can hold, or a bound that holds, as the row assumes",
+    "inconsistent": "one that it cannot, or that does not hold, as the row assumes",
     "not_derivable": "a quantity that it rests on is not printed",
     "unexplained": "differs from the printed value and from any corrected one: something is wrong",
 }
@@ -47,16 +49,17 @@ class Claim(NamedTuple):
 
     Attributes:
         id: Its name; it begins with where it stands.
-        model: The catalogue's model that it is about, or nothing.
+        model: The catalogue's model, or GPU, that it is about, or nothing.
         quantity: What to compute, or nothing.
         relation: How ours relates to the printed: ``=``, ``<`` or ``>``.
         printed: What is printed, digit by digit; of a figure, what was read off it.
         unit: The unit of both.
         tolerance: How far ours may be off, by rounding or reading, or None.
-        page: The page.
+        page: The page, or None of what has none.
         obtained: ``printed``; ``timing`` for what the authors measured; ``figure`` for what was
-            read off one; ``recomputed`` from two printed numbers; or ``summary`` of what another
-            text says of the paper.
+            read off one; ``recomputed`` from two printed numbers; ``summary`` of what another text
+            says of the paper; or ``assumed`` for what is printed but rests on what is not, which
+            the row then assumes.
         verdict: The verdict expected, by hand.
         corrected: What it should be, by hand, where the printed value is a slip; of a timing, what
             FLOPs alone say.
@@ -70,7 +73,7 @@ class Claim(NamedTuple):
     printed: str
     unit: str
     tolerance: Fraction | None
-    page: int
+    page: int | None
     obtained: str
     verdict: str
     corrected: str
@@ -99,7 +102,7 @@ def claims() -> Iterator[Claim]:
         for row in resources.rows(f"paper/{name}.csv"):
             fields: dict[str, Any] = dict(row)
             fields["tolerance"] = Fraction(row["tolerance"]) if row["tolerance"] else None
-            fields["page"] = int(row["page"])
+            fields["page"] = int(row["page"]) if row["page"] else None
             yield Claim(**fields)
 
 
@@ -110,6 +113,8 @@ def verdict(claim: Claim, ours: Ours) -> str:
         return "measured" if foreseen else "unexplained"
     if ours is None:
         return "not_derivable"
+    if claim.obtained == "assumed":
+        return "consistent" if _holds(claim, ours) else "inconsistent"
     if _holds(claim, ours):
         return "agrees"
     if _within(claim, ours):

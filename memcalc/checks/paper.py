@@ -22,6 +22,7 @@ from memcalc.analysis.states import RECIPES
 from memcalc.answers.layer import TECHNIQUES
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
+from memcalc.checks import onchip
 from memcalc.checks.claims import Claim, Derived, Ours, claims
 from memcalc.config import Config, load
 from memcalc.config.gpus import gpu
@@ -49,7 +50,7 @@ def ours(claim: Claim) -> Ours:
 
 
 def _quantity(name: str, model: str) -> Any:
-    """A quantity by its name: the first word is in the table, the rest are its arguments."""
+    """A quantity by its name: the first word is in the table, the rest are its argument."""
     kind, _, rest = name.partition("/")
     function = QUANTITIES[kind]
     return function(*([model] if model else []), *([rest] if rest else []))
@@ -463,6 +464,7 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "table2": table2,
     "table4": table4,
     "throughput_gain": throughput_gain,
+    **onchip.QUANTITIES,
 }
 
 

@@ -11,7 +11,7 @@ from memcalc.cli.options import SHOW, options, show
 @click.command()
 @options(*SHOW)
 def check(format_: str | None, output: Path | None) -> None:
-    """Every printed number of Korthikanti et al. 2022 against the engine.
+    """Every printed number of Korthikanti et al. 2022, and of others, against the engine.
 
     The exit status is 1 where a verdict is not the expected one.
 

@@ -18,10 +18,11 @@ COMMANDS = {
     "flops": ("memcalc.cli.flops:flops", "FLOPs of an iteration, MFU and HFU."),
     "comm": ("memcalc.cli.comm:comm", "Collectives of a layer and of an iteration."),
     "formula": ("memcalc.cli.formula:formula", "The closed form, step by step."),
+    "rnn": ("memcalc.cli.rnn:rnn", "Recurrent networks: on chip, and over time."),
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
     "validate": ("memcalc.cli.validate:validate", "Real PyTorch tensors against the ledger."),
     "derive": ("memcalc.cli.derive:derive", "The closed form of any module, from PyTorch."),
-    "check": ("memcalc.cli.check:check", "The paper's printed numbers against ours."),
+    "check": ("memcalc.cli.check:check", "The papers' printed numbers against ours."),
     "models": ("memcalc.cli.models:models", "The catalogue of models."),
     "gpus": ("memcalc.cli.gpus:gpus", "The catalogue of GPUs."),
 }

@@ -28,8 +28,9 @@ def plot(kind: str, model: str | None, accounting: str, output: Path, **settings
     KIND is one of
       techniques  one layer's memory under each technique, by its parts
       stages      the activations of every pipeline stage at its peak
+      onchip      the largest recurrent layers that GPUs hold, and the published ones
       paper-1     figures of Korthikanti et al. 2022, ours beside theirs
-      paper-7     (these have models of their own)
+      paper-7     (these, and onchip, have models of their own)
       paper-8
 
     \b

@@ -25,6 +25,20 @@ def positive(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be a number above 0 and under 1e9, not {_shown(value)}")
 
 
+def between(name: str, value: Any, least: float, most: float) -> None:
+    """Refuse what is not a number from ``least`` to ``most``.
+
+    >>> between("density", 0, 1e-6, 1)
+    Traceback (most recent call last):
+        ...
+    memcalc.errors.ConfigError: density must be a number from 1e-06 to 1, not 0
+    """
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise ConfigError(
+            f"{name} must be a number from {least:g} to {most:g}, not {_shown(value)}"
+        )
+
+
 def probability(name: str, value: Any) -> None:
     """Refuse what is not a number from 0 up to, but not including, 1."""
     if type(value) not in (int, float) or not 0 <= value < 1:

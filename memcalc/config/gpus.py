@@ -15,18 +15,30 @@ class Gpu(NamedTuple):
         memory_bytes: Its memory, as its driver reports it.
         peaks: FLOP/s of dense tensor-core products, by the type of activations.
         fp8_flops: The same for 8-bit numbers.
+        fp32_flops: FLOP/s of plain fp32, without tensor cores.
         memory_bandwidth: Bytes a second from memory.
         nvlink_bandwidth: Bytes a second between GPUs, both directions together.
-        source: Where that was seen.
+        sms: Its streaming multiprocessors.
+        register_bytes: The register file of each of them.
+        shared_bytes: The most shared memory of each of them.
+        l2_bytes: Its L2 cache.
+        source: Where memory, tensor-core peaks and bandwidths were seen.
+        chip_source: Where the fp32 peak and what is on the chip were seen.
     """
 
     name: str
     memory_bytes: int
     peaks: dict[str, int | None]
     fp8_flops: int | None
-    memory_bandwidth: int | None
+    fp32_flops: int
+    memory_bandwidth: int
     nvlink_bandwidth: int | None
+    sms: int
+    register_bytes: int
+    shared_bytes: int
+    l2_bytes: int
     source: str
+    chip_source: str
 
 
 def gpu(name: str) -> Gpu:
@@ -48,7 +60,7 @@ def gpus() -> list[Gpu]:
     """All of them, in the order of their catalogue.
 
     >>> gpus()[0].name
-    'v100-32gb'
+    'titan-x'
     """
     return [found for name, found in _by_name().items() if name == found.name]
 
@@ -63,9 +75,15 @@ def _by_name() -> dict[str, Gpu]:
             numbers["memory_bytes"],
             {name: numbers.get(f"{name}_flops") for name in ("bf16", "fp16", "fp8")},
             numbers.get("fp8_flops"),
-            numbers.get("memory_bandwidth"),
+            numbers["fp32_flops"],
+            numbers["memory_bandwidth"],
             numbers.get("nvlink_bandwidth"),
+            numbers["sms"],
+            numbers["register_bytes"],
+            numbers["shared_bytes"],
+            numbers["l2_bytes"],
             row["source"],
+            row["chip_source"],
         )
         for name in (row["name"], *row["aliases"].split()):
             known[name] = found

@@ -15,8 +15,9 @@ KINDS = {
     "stages": "memcalc.figures.stages:draw",
 }
 
-# The same, of figures of the paper, which have models of their own.
+# The same, of figures of papers, which have models of their own.
 PAPER = {
+    "onchip": "memcalc.figures.onchip:draw",
     "paper-1": "memcalc.figures.paper:figure1",
     "paper-7": "memcalc.figures.paper:figure7",
     "paper-8": "memcalc.figures.paper:figure8",
@@ -30,8 +31,9 @@ def plot(kind: str, config: Config | None = None, accounting: str = "paper") -> 
     Args:
         kind: ``techniques``: the memory of one layer under each technique, by its parts;
             ``stages``: the activations of every pipeline stage at its peak; ``paper-1``,
-            ``paper-7``, ``paper-8``: figures of Korthikanti et al. 2022, ours beside theirs.
-        config: The model and its run; none for the paper's figures.
+            ``paper-7``, ``paper-8``: figures of Korthikanti et al. 2022, ours beside theirs;
+            ``onchip``: the largest recurrent layers that GPUs hold, and the published ones.
+        config: The model and its run; none for the papers' figures.
         accounting: ``paper`` or ``exact``.
 
     Raises:

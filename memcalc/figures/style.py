@@ -16,11 +16,18 @@ VERMILION, SKY, PURPLE, GREY = "#D55E00", "#56B4E9", "#CC79A7", "#999999"
 
 def sheet(width: float = 7.2, height: float = 4.2) -> tuple[Figure, Axes]:
     """An empty figure, in inches, with one plain pair of axes."""
+    figure, (axes,) = panels(1, width, height)
+    return figure, axes
+
+
+def panels(number: int, width: float = 7.2, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """An empty figure, in inches, with plain pairs of axes side by side, on one scale."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    found = list(figure.subplots(1, number, sharey=True, squeeze=False)[0])
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, found
 
 
 def encode(figure: Figure, suffix: str) -> bytes:

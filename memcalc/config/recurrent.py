@@ -1,0 +1,147 @@
+"""Recurrent networks, and how a GPU may hold their weights: what the user said, validated."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from memcalc.config import fields
+from memcalc.config.run import PRECISION_BYTES
+
+CELLS = ("vanilla", "gru", "lstm")
+PRECISIONS = ("fp32", "fp16", "bf16")
+KERNELS = {
+    "torch-cpu": "PyTorch's cells operation by operation, as they run on the CPU",
+    "torch-cuda": "PyTorch's fused cells of CUDA, which keep their inputs too; not cuDNN's",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent:
+    """A stack of recurrent cells, and the sequences that it trains on.
+
+    Attributes:
+        cell: ``vanilla`` (a tanh), ``gru`` or ``lstm``.
+        hidden_size: h, the width of a state.
+        input_size: The width of a step's input to the first layer; by default h.
+        layers: L, cells on top of one another.
+        batch_size: b, sequences at once.
+        seq_length: s, time steps; None where the question does not need them.
+        precision: ``fp32``, ``fp16`` or ``bf16``.
+        kernels: Whose cells run: a word of ``KERNELS``.
+
+    Raises:
+        ConfigError: A value is out of its range, or a word unknown.
+
+    >>> Recurrent(cell="lstm", hidden_size=1024).layer_inputs
+    (1024,)
+    """
+
+    cell: str = "vanilla"
+    hidden_size: int = 2304
+    input_size: int | None = None
+    layers: int = 1
+    batch_size: int = 4
+    seq_length: int | None = None
+    precision: str = "fp32"
+    kernels: str = "torch-cpu"
+
+    def __post_init__(self) -> None:
+        fields.word("cell", self.cell, CELLS)
+        fields.whole("hidden size", self.hidden_size, 2**24)
+        if self.input_size is not None:
+            fields.whole("input size", self.input_size, 2**24)
+        fields.whole("layers", self.layers, 1000)
+        fields.whole("batch size", self.batch_size, 2**24)
+        if self.seq_length is not None:
+            fields.whole("sequence length", self.seq_length, 2**20)
+        fields.word("precision", self.precision, PRECISIONS)
+        fields.word("kernels", self.kernels, KERNELS)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of an element of an activation."""
+        return PRECISION_BYTES[self.precision]
+
+    @property
+    def layer_inputs(self) -> tuple[int, ...]:
+        """The width of each layer's input."""
+        first = self.hidden_size if self.input_size is None else self.input_size
+        return (first, *[self.hidden_size] * (self.layers - 1))
+
+
+# Of ``OnChip``, the most of whole numbers, and the least and most of others.
+WHOLE = {"sms": 2**16, "shared_bytes": 2**30}
+RANGES: dict[str, tuple[float, float]] = {
+    "value_bytes": (1 / 8, 8),
+    "index_bytes": (0, 8),
+    "usable": (1e-6, 1),
+    "activation_bytes": (0, 8),
+    "sync_seconds": (0, 1),
+    "l2_bandwidth": (1, 1e21),
+    "peak_flops": (1, 1e21),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnChip:
+    """How a persistent kernel holds recurrent weights on a GPU, and what bounds its step.
+
+    What is not known of the published kernels is a field here, so that it can be set.
+
+    Attributes:
+        gpus: Names of GPUs, or one; none is every GPU of the catalogue.
+        sms: Multiprocessors that the kernel runs on; None is all of a GPU's.
+        densities: Shares of weights that pruning leaves, or one.
+        value_bytes: Bytes of a weight; None is 4 where it is dense, and 2 or 4 where it is sparse.
+        index_bytes: Bytes of a sparse weight's index; None is as many as its value's.
+        usable: u, the share of the register file that weights may fill; 1 is the bound.
+        activation_bytes: Bytes of an element of the state that every multiprocessor holds whole in
+            shared memory; 0 if it does not.
+        shared_bytes: Shared memory of a multiprocessor that a kernel may use; None is all of it.
+        sync_seconds: The grid-wide synchronisation of a step.
+        l2_bandwidth: Bytes a second from L2, which vendors do not state; None leaves it out.
+        peak_flops: FLOP/s of the whole GPU; None is its fp32 peak without tensor cores.
+
+    Raises:
+        ConfigError: A value is out of its range.
+
+    >>> OnChip(value_bytes=2).pairs
+    ((2, 2),)
+    >>> OnChip().pairs
+    ((2, 2), (4, 4))
+    """
+
+    gpus: tuple[str, ...] = ("p100",)
+    sms: int | None = None
+    densities: tuple[float, ...] = (0.3,)
+    value_bytes: float | None = None
+    index_bytes: float | None = None
+    usable: float = 1
+    activation_bytes: float = 4
+    shared_bytes: int | None = None
+    sync_seconds: float = 0
+    l2_bandwidth: float | None = None
+    peak_flops: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gpus, str):
+            object.__setattr__(self, "gpus", (self.gpus,))
+        if isinstance(self.densities, int | float):
+            object.__setattr__(self, "densities", (self.densities,))
+        for density in self.densities:
+            fields.between("density", density, 1e-6, 1)
+        for field in dataclasses.fields(self):
+            value, name = getattr(self, field.name), field.name.replace("_", " ")
+            if value is None and field.default is None:
+                continue
+            if field.name in WHOLE:
+                fields.whole(name, value, WHOLE[field.name])
+            elif field.name in RANGES:
+                fields.between(name, value, *RANGES[field.name])
+
+    @property
+    def pairs(self) -> tuple[tuple[float, float], ...]:
+        """Bytes of value and index of a sparse weight; both guesses, if nobody said."""
+        if self.value_bytes is None and self.index_bytes is None:
+            return ((2, 2), (4, 4))
+        value = self.value_bytes or self.index_bytes or 4
+        return ((value, value if self.index_bytes is None else self.index_bytes),)

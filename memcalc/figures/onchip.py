@@ -1,0 +1,132 @@
+"""The largest hidden size whose recurrent weights fit in registers, against density."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from memcalc.analysis.onchip import Chip, Storage, exact, fit
+from memcalc.checks.claims import claims
+from memcalc.checks.onchip import words
+from memcalc.config.gpus import gpu
+from memcalc.config.recurrent import OnChip, Recurrent
+from memcalc.figures import style
+
+# GPU -> its name in the figure, its colour, and its line for print without colour.
+GPUS = {
+    "b200": ("B200", style.PURPLE, "-"),
+    "h100": ("H100", style.SKY, "--"),
+    "a100": ("A100", style.GREEN, "-"),
+    "v100": ("V100", style.ORANGE, "--"),
+    "p100": ("P100", style.VERMILION, "-"),
+    "titan-x": ("TitanX", style.GREY, "-."),
+}
+PANELS = {"2+2": "4 bytes a weight (pruned: 2 + 2)", "4+4": "8 bytes a weight (pruned: 4 + 4)"}
+DENSITIES = [0.01 * 100 ** (step / 40) for step in range(41)]
+SIZES = (500, 1000, 2000, 4000, 8000, 16000, 32000)
+
+
+class Point(NamedTuple):
+    """A published layer: its density, its hidden size, and how its weights are stored."""
+
+    density: float
+    hidden: int
+    pair: str
+
+
+def draw() -> Figure:
+    """A curve a GPU, for each guess of a pair's bytes; the published layers as points on them."""
+    figure, panels = style.panels(len(PANELS))
+    for axes, (pair, title) in zip(panels, PANELS.items(), strict=True):
+        for name, (label, colour, line) in GPUS.items():
+            axes.plot(
+                [100 * density for density in DENSITIES],
+                curve(name, pair),
+                line,
+                color=colour,
+                label=label,
+                linewidth=1.4,
+            )
+        axes.set_title(title, fontsize=9, loc="left")
+        _points(axes, pair)
+        _scale(axes)
+    panels[0].set_ylabel("largest hidden size")
+    lines = panels[0].get_lines()
+    panels[1].legend(handles=lines[: len(GPUS)], frameon=False, fontsize=8, loc="upper right")
+    panels[0].legend(handles=lines[len(GPUS) :], frameon=False, fontsize=8, loc="lower left")
+    figure.suptitle(
+        "Vanilla recurrent layers whose weights stay on chip (u = 1: they fill all registers)",
+        fontsize=10,
+        x=0.01,
+        ha="left",
+    )
+    return figure
+
+
+def curve(name: str, pair: str) -> list[int]:
+    """The largest hidden sizes of a GPU, a density after the other."""
+    chip = Chip.of(gpu(name), OnChip())
+    value, index = map(exact, map(float, pair.split("+")))
+    return [
+        fit(Recurrent(), chip, Storage(Fraction(density), value, index), OnChip()).largest
+        for density in DENSITIES
+    ]
+
+
+def published() -> Iterator[Point]:
+    """The published layers, each once, by the claims on them."""
+    for claim in claims():
+        kind, _, assumed = claim.quantity.partition("/")
+        if kind == "largest" and claim.number is not None:
+            said = words(assumed)
+            yield Point(float(said.get("density", 1)), int(claim.number), said["pair"])
+
+
+def _points(axes: Axes, pair: str) -> None:
+    """The published layers: dense ones as they are stored, pruned ones as this panel guesses."""
+    found = sorted(set(published()))
+    pruned = [point for point in found if point.pair == pair]
+    dense = [point for point in found if "+" not in point.pair] if pair == "2+2" else []
+    for points, label, face, beside in (
+        (pruned, "pruned (Zhu et al. 2018)", "black", (-3, -4)),
+        (dense, "dense (Diamos et al. 2016)", "white", (6, 0)),
+    ):
+        axes.plot(
+            [100 * point.density for point in points],
+            [point.hidden for point in points],
+            "o",
+            color="black",
+            markerfacecolor=face,
+            markersize=4.5,
+            zorder=3,
+            label=label,
+        )
+        for point in points:
+            left = beside[0] < 0 and point.density > DENSITIES[0]
+            axes.annotate(
+                f"{point.hidden:,}{' (fp16)' if point.pair == '2' else ''}",
+                (100 * point.density, point.hidden),
+                xytext=beside if left else (6, 0),
+                textcoords="offset points",
+                fontsize=7,
+                ha="right" if left else "left",
+                va="top" if left else "center",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+            )
+
+
+def _scale(axes: Axes) -> None:
+    """Both axes by factors, with plain numbers."""
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(0.9, 420)
+    axes.set_ylim(SIZES[0], 1.1 * SIZES[-1])
+    axes.set_xlabel("density, percent")
+    for axis, places in ((axes.xaxis, (1, 3, 10, 30, 100)), (axes.yaxis, SIZES)):
+        axis.set_major_locator(FixedLocator(places))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.grid(color="0.92", linewidth=0.6)
