@@ -116,6 +116,23 @@ QUESTIONS = {
         "source": "text",
         "chip_source": "text",
     },
+    "derive 175b": {
+        "layer_kind": "text",
+        "tensor": "text",
+        "module": "text",
+        "op": "text",
+        "formula": "formula",
+        "bytes": "bytes",
+    },
+    "derive 175b --against ledger": {
+        "layer_kind": "text",
+        "tensor": "text",
+        "module": "text",
+        "op": "text",
+        "formula": "formula",
+        "ledger_formula": "formula",
+        "difference": "formula",
+    },
     "rnn --cell lstm --gpu all": {
         "gpu": "text",
         "storage": "text",
@@ -424,6 +441,11 @@ class TestHelp:
         config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4}
         config["n_positions"] = 8192
         (folder / "config.json").write_text(json.dumps(config))
+        mine = (
+            "import torch\n\ndef make():\n    return torch.nn.Linear(8, 8), torch.ones(2, 64, 8)\n"
+        )
+        (tmp_path / "my_package").mkdir()
+        (tmp_path / "my_package" / "blocks.py").write_text(mine)
         examples = 0
         for name in COMMANDS:
             for line in memcalc(f"{name} --help").out.split("Examples:")[1].splitlines():

@@ -237,7 +237,7 @@ class TestHuggingFace:
         assert derived.method == (
             "interpolated (degree 2 in s, 1 in b; confirmed at 4 further sizes)"
         )
-        assert derived.notes[0].startswith("not symbolic: PyTorch decides that")
+        assert derived.notes[0].startswith("not symbolic: PyTorch fixes s at 64")
         assert derived.guards == ("measured at multiples of s = 64, b = 3",)
 
     def test_a_form_says_where_it_holds(self):

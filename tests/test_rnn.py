@@ -1,5 +1,6 @@
 """Recurrent cells: what they keep over time, against PyTorch's own, and in closed form."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -17,6 +18,7 @@ from memcalc.analysis.recurrent import CHECKPOINTED, Costs, costs
 from memcalc.blocks.rnn import rnn_graph
 from memcalc.config.recurrent import CELLS, KERNELS, Recurrent
 from memcalc.errors import ConfigError
+from memcalc.validation.derivation import derive
 from memcalc.validation.measure import measure, peak_bytes
 from memcalc.validation.rnn import FusedLstm, Network
 
@@ -315,3 +317,15 @@ def made_in(graph, tensor):
 def test_the_peak_is_an_exact_int():
     assert type(costs(Recurrent(seq_length=5)).peak(5, 2)) is int
     assert costs(Recurrent()).even_peak(Fraction(12), Fraction(3)) == costs(Recurrent()).peak(12, 3)
+
+
+@each_cell
+@each_kernel
+def test_what_is_kept_over_time_is_what_pytorch_gives_on_symbols(cell, kernels):
+    """In steps the loop is interpolated; both forms are the same at sizes that neither has seen."""
+    config = network(cell, kernels)
+    derived = derive(Network(config), torch.randn(6, 3, WIDE), {"s": 6, "b": 3}, "cpu")
+    assert derived.method == "interpolated (degree 1 in s, 1 in b; confirmed at 4 further sizes)"
+    for steps, batch in ((4, 2), (11, 5), (100, 64)):
+        ledger = costs(replace(config, batch_size=batch)).whole(steps)
+        assert derived.value(s=steps, b=batch) == ledger

@@ -7,10 +7,9 @@ none of them. Activations are laid out tokens first: ``(s, b, features...)``.
 """
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 from memcalc.graph.graph import Graph, Move, Save, Tensor, Weight
-from memcalc.graph.mesh import CONTEXT, Axis, divide, elements
+from memcalc.graph.mesh import CONTEXT, Axis, Size, divide, elements
 
 KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
 KORTHIKANTI_ENDS = "Korthikanti et al. 2022, section 4.3"
@@ -71,13 +70,14 @@ def linear(
     """
     tokens, features = x.axes[:2], x.axes[2:]
     made = []
-    out = Axis.whole("out", 0)
+    width: Size = 0
     for output, axes in outputs.items():
+        width += elements(axes)
         local = (g.mesh.tensor(axes[0]), *axes[1:]) if split == COLUMN else axes
         made.append(Tensor(output, (*tokens, *local), g.dtype_bytes))
-        # a rank's part of all outputs together: some may be copies
-        mine = prod(axis.local for axis in local)
-        out = Axis("out", out.size + elements(axes), out.local + mine, local[0].splits)
+    out = Axis.whole("out", width)
+    if split == COLUMN:
+        out = g.mesh.tensor(out)
     weights = [] if shared else [Weight(f"{name}.weight", (out, *features))]
     if bias:
         weights.append(Weight(f"{name}.bias", (out,)))
@@ -95,7 +95,7 @@ def linear(
         (x,),
         made,
         saves=(save,),
-        flops=2 * elements(x.axes) * out.size,
+        flops=2 * elements(x.axes) * width,
         weights=weights,
     )
     return made

@@ -30,6 +30,8 @@ from torch.utils._sympy import functions as torch_sympy
 from memcalc import symbols as letters
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.formulas import Formula
+from memcalc.lazy import resolve
+from memcalc.report import Report
 from memcalc.validation.interpolation import interpolated
 from memcalc.validation.kernels import CudaKernels
 from memcalc.validation.measure import Stored, measure, module_path
@@ -77,7 +79,7 @@ class Kept(NamedTuple):
         return f"{shape} {_SHORT.get(self.dtype, self.dtype)}".strip()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Derived:
     """What a module keeps for backward, as a closed form.
 
@@ -133,6 +135,15 @@ class Derived:
     def python(self, name: str = "kept_bytes") -> str:
         """The formula as a Python function of its letters, in whole numbers."""
         return self.formula.python(name)
+
+    def report(self, **sizes: int) -> Report:
+        """Every tensor with its bytes, as a table, at sizes as of ``value``."""
+        self.value(**sizes)
+        made: Report = resolve("memcalc.validation.forms:report")(self, {**self.sizes, **sizes})
+        return made
+
+    def __repr__(self) -> str:
+        return f"Derived({self.formula})"
 
     def _repr_latex_(self) -> str:
         return self.formula._repr_latex_()
@@ -423,12 +434,14 @@ def _symbolic(looked: _Looked) -> Derived:
     env = ShapeEnv(duck_shape=False)
     with _quiet(), FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
         given = {letter: _symbol(env, letter, size) for letter, size in sizes.items()}
+        names = {given[letter].node.expr: _whole(letter) for letter in sizes}
         run = looked.on(given)
-    names = {given[letter].node.expr: _whole(letter) for letter in sizes}
-    fixed = [guard.expr for guard in env.guards if isinstance(guard.expr, sympy.Eq)]
-    fixed += [sympy.Eq(x, env.replacements[x]) for x in names if x in env.replacements]
-    if fixed:
-        raise _StoppedError(f"PyTorch decides that {_as_letters(fixed[0], names)}")
+    for letter, symbol in zip(sizes, names, strict=True):
+        if symbol in env.replacements:
+            raise _StoppedError(f"PyTorch fixes {letter} at {env.replacements[symbol]}")
+    for guard in env.guards:
+        if isinstance(guard.expr, sympy.Eq):
+            raise _StoppedError(f"PyTorch decides that {_as_letters(guard.expr, names)}")
     conditions = [sympy.simplify(_named(each.expr, names)) for each in env.guards]
     told = [_as_letters(each, {}) for each in conditions if each not in (True, sympy.true)]
     tensors = tuple(

@@ -18,7 +18,8 @@ from memcalc.config import IMPLEMENTATIONS, Config, Run, catalog
 from memcalc.errors import ConfigError, InputError, UsageError
 from memcalc.report import Column, Report
 from memcalc.validation import beside, families, hugging_face, whole
-from memcalc.validation.derivation import BUFFER, Derived, Kept, derive, total
+from memcalc.validation.derivation import Derived, derive, total
+from memcalc.validation.forms import forms, how
 from memcalc.validation.modules import TYPES
 from memcalc.validation.symbolic_layer import derived_layer
 from memcalc.validation.validate import require
@@ -54,8 +55,8 @@ def derive_layer(config: Config, against: str | None = None) -> Report:
     sizes = symbols.values(config)
     if against:
         rows = {"layer": beside.beside_layer(config, derived.tensors)}
-        return _beside(title, rows, sizes, (*_how(derived), *about))
-    return _forms(title, {"layer": derived.tensors}, sizes, (*_how(derived), *about))
+        return _beside(title, rows, sizes, (*how(derived), *about))
+    return forms(title, {"layer": derived.tensors}, sizes, (*how(derived), *about))
 
 
 def derive_model(target: str, against: str | None = None, **settings: Any) -> Report:
@@ -85,7 +86,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
     title = f"{name} keeps in transformers ({said}, {run.precision}, {kernels.attention} attention)"
     number = ", ".join(f"{part.layers} {part.name}" for part in inside)
     about = (
-        *_how(derived),
+        *how(derived),
         f"model: transformers' own {type(model.model).__name__}, its logits and no loss; stand-ins "
         "for CUDA's dropout and attention kernels",
         *((f"layers: {number}",) if number else ()),
@@ -100,7 +101,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
         }
         rest = f"outside the layers, which their ledger does not have: {total(outside.tensors)}"
         return _beside(title, rows, sizes, (*about, rest))
-    return _forms(title, {part.name: part.tensors for part in found}, sizes, about)
+    return forms(title, {part.name: part.tensors for part in found}, sizes, about)
 
 
 def _derived_model(
@@ -200,7 +201,7 @@ def derive_target(
     derived.value(**at)
     about = (f"module: {type(module).__name__}; whose kernels: {device}'s",)
     sizes = {**derived.sizes, **at}
-    return _forms(f"{target} keeps", {"": derived.tensors}, sizes, (*_how(derived), *about))
+    return forms(f"{target} keeps", {"": derived.tensors}, sizes, (*how(derived), *about))
 
 
 def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any]]:
@@ -227,47 +228,6 @@ def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any]]:
 def _require_type(precision: str) -> None:
     if precision not in TYPES:
         raise UsageError(f"{precision} is not derived: choose from {', '.join(TYPES)}")
-
-
-def _how(derived: Derived) -> tuple[str, ...]:
-    """How a form was found, and where it holds."""
-    held = f"; it holds for {', '.join(derived.guards)}" if derived.guards else ""
-    return (f"found: {derived.method}{held}", *derived.notes)
-
-
-def _forms(
-    title: str,
-    parts: Mapping[str, Sequence[Kept]],
-    sizes: Mapping[str, int],
-    about: Sequence[str],
-) -> Report:
-    """The tensors of each part and their sum."""
-    rows = []
-    buffers = [each for tensors in parts.values() for each in tensors if each.kind == BUFFER]
-    for name, tensors in parts.items():
-        mine = [each for each in tensors if each.kind != BUFFER]
-        rows += [
-            (name, each.tensor, each.module, each.op, each.formula, _value(each.formula, sizes))
-            for each in mine
-        ]
-        whole_ = total(mine)
-        rows.append((name, "total", "", "", whole_, _value(whole_, sizes)))
-    there = (f"kept besides, and there anyway: {_listed(buffers)}",) if buffers else ()
-    return Report(
-        "derive",
-        f"What {title}",
-        (
-            Column("layer_kind", "text", detail=len(parts) == 1),
-            Column("tensor", "text"),
-            Column("module", "text"),
-            Column("op", "text", detail=True),
-            Column("formula", "formula"),
-            Column("bytes", "bytes"),
-        ),
-        tuple(rows),
-        dict(sizes),
-        (*about, *there),
-    )
 
 
 def _beside(
@@ -305,11 +265,3 @@ def _beside(
         tuple(about),
         failures,
     )
-
-
-def _value(formula: Any, sizes: Mapping[str, int]) -> int:
-    return int(formula.value(sizes))
-
-
-def _listed(buffers: Sequence[Kept]) -> str:
-    return ", ".join(f"{each.name} ({each.formula} bytes)" for each in buffers)

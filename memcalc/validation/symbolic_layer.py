@@ -47,11 +47,17 @@ def derived_layer(config: Config) -> Derived:
 
 def sizes_apart(config: Config) -> dict[str, int]:
     """Sizes of the whole, by letter, at which different forms have different values."""
-    return whole_sizes(dict(zip(_base(config).example, _APART, strict=False)))
+    return whole_sizes({name: _APART[name] for name in _base(config).example})
 
 
-# At primes so far apart sums of a few products of sizes are equal only where they are the same.
-_APART = (101, 17, 10007, 5, 7, 13, 1009, 211)
+# At primes (but D, a multiple of R) sums of a few products are equal only where they are the same.
+_APART = {"b": 101, "D": 85, "k": 1009, "R": 5, "t": 13, "S": 10007, "s": 10009} | {
+    "A": 19,
+    "K": 23,
+    "g": 29,
+    "h": 13 * 2003,
+    "F": 211,
+}
 
 
 def _copyable(config: Config) -> bool:
