@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from memcalc.config import fields
+from memcalc.config.environment import Environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.recompute import METHODS, POLICIES, Policy, policy
@@ -30,6 +31,7 @@ class Run:
         imbalance: How many times its even share of routed tokens the busiest rank of experts
             receives: 1 under a balanced router.
         gpu: The name of the GPU, or None if unknown.
+        environment: The settings of libraries.
 
     Raises:
         ConfigError: A value is out of its bounds.
@@ -48,6 +50,7 @@ class Run:
     implementation: Implementation = IMPLEMENTATIONS["megatron"]
     imbalance: float = 1
     gpu: str | None = None
+    environment: Environment = Environment()  # noqa: RUF009 - it cannot change
 
     def __post_init__(self) -> None:
         fields.whole("seq_length", self.seq_length, 2**31)
