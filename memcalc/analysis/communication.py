@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, outermost
 from memcalc.analysis.parameters import held, held_of_experts
+from memcalc.analysis.schedule import places
 from memcalc.analysis.stages import chunks, output_bytes
 from memcalc.analysis.states import RECIPES
 from memcalc.blocks.embedding import embedding_graph
@@ -88,16 +89,18 @@ def of_iteration(config: Config) -> list[Traffic]:
     parallelism, and for experts what is left of a stage's ranks beside their own parallelism.
 
     Raises:
-        ConfigError: The layers do not divide over the stages, or a stage's ranks over the experts'.
+        ConfigError: A stage's ranks do not divide over the experts'.
     """
-    parallel, micro = config.parallel, config.microbatches
+    parallel = config.parallel
+    micro = config.microbatches // parallel.copies  # through each chunk
     stage = busiest_stage(config)
+    at = places(parallel, stage)
     layers: dict[str, int] = {}
     for names in chunks(config, stage):
         for kind in names:
             layers[kind] = layers.get(kind, 0) + 1
-    ends = [(1, embedding_graph(config))] if stage == 0 else []
-    if stage == parallel.pp - 1:
+    ends = [(1, embedding_graph(config))] if 0 in at else []
+    if parallel.chunks - 1 in at:
         ends.append((1 + config.model.mtp_layers, head_graph(config)))
     graphs = {kind: layer_graph(config, kind=kind) for kind in layers}
     rows = [
@@ -107,15 +110,15 @@ def of_iteration(config: Config) -> list[Traffic]:
     ]
     rows += [row.times_over(n * micro) for n, graph in ends for row in of_graph(graph)]
     if parallel.pp > 1:
-        times = micro * parallel.vpp
+        times = micro * parallel.chunks_per_rank
         sent = times * output_bytes(config)
         rows += [Traffic("send", way, times, sent, "") for way in ("forward", "backward")]
     experts = sum(n * held_of_experts(graphs[kind]) for kind, n in layers.items())
     dense = sum(n * held(graphs[kind]) for kind, n in layers.items()) - experts
     dense += sum(held(graph) for _, graph in ends)
     for parameters, replicas in (
-        (dense, parallel.dp * parallel.cp),
-        (experts, expert_replicas(parallel)),
+        (dense, parallel.dp * parallel.cp * parallel.copies),
+        (experts, expert_replicas(parallel) * parallel.copies),
     ):
         if parameters and replicas > 1:
             gradients = RECIPES["paper"].gradient * parameters

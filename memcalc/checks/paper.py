@@ -136,7 +136,9 @@ def interleave() -> Derived:
     held = []
     for p, m in PIPELINES:
         if m > 1:
-            chunks = sum(peak(interleaved(0, p, 8 * p, m), lambda chunk: 1).values())
+            chunks = sum(
+                n.whole for n in peak(interleaved(0, p, 8 * p, m), lambda chunk: 1).values()
+            )
             held.append((Fraction(chunks, p * m), paper.exact({"p": p, "m": m})))
     return _walked(held, "1 + (p - 1)/(m*p)")
 
@@ -170,7 +172,7 @@ def _most_embedding(config: Config) -> Fraction:
     """The most of the embedding's bytes at any time, which is not when all is at its peak."""
     p, m = config.parallel.pp, config.parallel.vpp
     order = interleaved(0, p, config.microbatches, m)
-    most = max(held.get(0, 0) for held in holdings(order))
+    most = max(held[0].whole for held in holdings(order))
     first = stage(config, 0)
     return most * Fraction(first.embedding, first.microbatches[0])
 
@@ -193,7 +195,7 @@ def outstanding() -> Derived:
     """Micro-batches in flight at each stage of 1F1B."""
     held = [
         (
-            peak(one_f_one_b(number, p, 3 * p), lambda chunk: 1)[0],
+            peak(one_f_one_b(number, p, 3 * p), lambda chunk: 1)[0].whole,
             paper.exact({"p": p, "S": number}),
         )
         for p, _ in PIPELINES

@@ -12,6 +12,7 @@ from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
 from memcalc.config.implementation import ATTENTIONS, EXPERT_PRODUCTS
 from memcalc.config.parallel import CONTEXT_KINDS
+from memcalc.config.pipeline import SCHEDULES
 from memcalc.config.recompute import METHODS
 from memcalc.errors import nearest
 from memcalc.figures import SUFFIXES as FIGURES
@@ -41,6 +42,37 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     ),
     "pp": click.option("--pp", type=click.IntRange(1, 2**20), help="Pipeline-parallel size."),
     "vpp": click.option("--vpp", type=click.IntRange(1, 2**20), help="Virtual pipeline stages."),
+    "schedule": click.option(
+        "--schedule",
+        type=click.Choice(list(SCHEDULES)),
+        help="The pipeline's schedule.  [default: 1f1b, interleaved with --vpp]",
+    ),
+    "microbatch_group_size": click.option(
+        "--microbatch-group-size",
+        type=click.IntRange(1, 2**31),
+        metavar="N",
+        help="Micro-batches that run through a chunk in turn, interleaved.  [default: as --pp]",
+    ),
+    "layout": click.option(
+        "--layout",
+        metavar="CHUNKS",
+        help="Layers of each pipeline chunk, as 1,2,2,3, or Megatron's letters, as Et|(tt|)*2tL.",
+    ),
+    "first_stage_layers": click.option(
+        "--first-stage-layers", type=click.IntRange(1, 100_000), help="Layers of the first stage."
+    ),
+    "last_stage_layers": click.option(
+        "--last-stage-layers", type=click.IntRange(1, 100_000), help="Layers of the last stage."
+    ),
+    "embedding_as_layer": click.option(
+        "--embedding-as-layer",
+        is_flag=True,
+        default=None,
+        help="Count the embedding as a layer where layers are spread over stages.",
+    ),
+    "loss_as_layer": click.option(
+        "--loss-as-layer", is_flag=True, default=None, help="Count the loss as a layer there."
+    ),
     "dp": click.option("--dp", type=click.IntRange(1, 2**20), help="Data-parallel size."),
     "cp": click.option("--cp", type=click.IntRange(1, 2**20), help="Context-parallel size."),
     "cp_kind": click.option(
@@ -117,6 +149,10 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
 
 model = click.argument("model")
 RUN = ("run", "seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
+PIPELINE = (
+    *("pp", "vpp", "schedule", "microbatch_group_size", "layout", "first_stage_layers"),
+    *("last_stage_layers", "embedding_as_layer", "loss_as_layer"),
+)
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
 SHOW = ("format", "output")

@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from memcalc import figures, files
-from memcalc.cli.options import CHOICES, KERNELS, RUN, configure, options
+from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, configure, options
 
 
 @click.command()
 @click.argument("kind", type=click.Choice(list(figures.KINDS | figures.PAPER)))
 @click.argument("model", required=False)
-@options(*RUN, "global_batch_size", "pp", "vpp", *CHOICES, *KERNELS, "accounting")
+@options(*RUN, "global_batch_size", *PIPELINE, *CHOICES, *KERNELS, "accounting")
 @click.option(
     "-o",
     "--output",

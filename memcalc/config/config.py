@@ -53,14 +53,16 @@ class Config:
             )
         fields.divides(tensor, ("ffn_size", model.ffn_size))
         self._experts_divide()
-        chunks = self.parallel.pp * self.parallel.vpp
+        chunks = self.parallel.chunks
         if chunks > 1 and model.encoder_layers is not None:
             raise ConfigError(
                 f"{model.name} is an encoder-decoder, whose pipeline stages are not modelled: "
                 f"pipeline parallel must be 1, not {self.parallel.pp}"
             )
-        if chunks > model.layers:
+        counted = self.parallel.embedding_as_layer + self.parallel.loss_as_layer
+        if self.parallel.layout is None and chunks > model.layers + counted:
             raise ConfigError(f"{chunks} pipeline chunks are more than layers {model.layers}")
+        self.parallel.spread(model.layers + (model.encoder_layers or 0), model.mtp_layers)
         if self.run.global_batch_size is not None:
             at_once = self.run.micro_batch_size * self.parallel.dp
             fields.divides(
@@ -177,9 +179,9 @@ class Config:
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches that a pipeline runs in an iteration; unknown, as many as it has chunks."""
+        """Micro-batches of an iteration; unknown, as many as a pipeline's ranks have chunks."""
         if self.run.global_batch_size is None:
-            return self.parallel.pp * self.parallel.vpp
+            return self.parallel.pp * self.parallel.chunks_per_rank
         return self.run.global_batch_size // (self.run.micro_batch_size * self.parallel.dp)
 
     @property
@@ -229,7 +231,12 @@ class RunSource:
     accumulation: int | None = None
 
 
-PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp")
+PARALLEL_SETTINGS = (
+    *("tp", "sp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "schedule"),
+    *("microbatch_group_size", "first_stage_layers", "last_stage_layers", "layout"),
+    *("embedding_as_layer", "loss_as_layer"),
+)
+OF_A_SPLIT = ("first_stage_layers", "last_stage_layers", "layout")  # of one pp and vpp alone
 RUN_SETTINGS = (
     "seq_length",
     "micro_batch_size",
@@ -298,9 +305,19 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
 
 
 def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over settings; a new word for recomputation forgets the old number of layers."""
+    """Settings over settings; a new word forgets what went with the old one.
+
+    With recomputation goes its number of layers; with the pipeline's size, how it was split; with
+    the schedule, the virtual stages of another.
+    """
     said: dict[str, Any] = {}
     for settings in layers:
+        if settings.get("schedule", "interleaved") != "interleaved":
+            said.pop("vpp", None)
+            said.pop("microbatch_group_size", None)
+        if said.get("pp") != settings.get("pp", said.get("pp")):
+            for name in OF_A_SPLIT:
+                said.pop(name, None)
         if "recompute" in settings:
             said.pop("recompute_method", None)
             said.pop("recompute_layers", None)

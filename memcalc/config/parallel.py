@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from memcalc.config import fields
+from memcalc.config import fields, pipeline
+from memcalc.config.pipeline import Chunk
 from memcalc.errors import ConfigError
 
 CONTEXT_KINDS = {
@@ -26,6 +27,16 @@ class Parallel:
         cp_kind: How attention sees the rest of the sequence: a word of ``CONTEXT_KINDS``.
         ep: e, expert parallel: ranks over which a layer's experts are spread.
         etp: Tensor parallel of the experts, or None where it is t, as everywhere else.
+        schedule: The pipeline's schedule, a word of ``memcalc.config.pipeline.SCHEDULES``; None is
+            1F1B, interleaved where a rank has virtual stages.
+        microbatch_group_size: Of the interleaved schedule, how many micro-batches run through one
+            chunk before the next one's turn; None is p.
+        first_stage_layers: Layers of the first stage, or None where it has as many as the others.
+        last_stage_layers: Layers of the last stage, likewise.
+        layout: What stands in each chunk of the pipeline, as ``memcalc.config.pipeline.layout``
+            reads it; None where the layers are spread evenly.
+        embedding_as_layer: Whether an even spread counts the embedding as a layer.
+        loss_as_layer: Whether it counts the loss as one.
 
     Raises:
         ConfigError: A degree is out of its bounds, or two contradict each other.
@@ -43,6 +54,84 @@ class Parallel:
     cp_kind: str = "ring"
     ep: int = 1
     etp: int | None = None
+    schedule: str | None = None
+    microbatch_group_size: int | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    layout: tuple[Chunk, ...] | None = None
+    embedding_as_layer: bool = False
+    loss_as_layer: bool = False
+
+    @property
+    def order(self) -> str:
+        """The schedule by its name, whether it was named or not.
+
+        >>> Parallel(pp=4).order, Parallel(pp=4, vpp=2).order
+        ('1f1b', 'interleaved')
+        """
+        return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """The chunks that a pipeline rank has.
+
+        >>> Parallel(pp=4, schedule="zb-v").chunks_per_rank
+        2
+        """
+        return 2 if self.schedule in pipeline.TWO_CHUNKS else self.vpp
+
+    @property
+    def copies(self) -> int:
+        """How many ranks of a pipeline hold each chunk, each for its share of the micro-batches."""
+        return 2 if self.schedule in pipeline.FROM_BOTH_ENDS else 1
+
+    @property
+    def chunks(self) -> int:
+        """The chunks of the whole pipeline, from the embedding to the loss.
+
+        >>> Parallel(pp=4, vpp=2).chunks, Parallel(pp=4, schedule="dualpipe").chunks
+        (8, 4)
+        """
+        return self.pp * self.chunks_per_rank // self.copies
+
+    def spread(self, layers: int, further: int = 0) -> tuple[Chunk, ...]:
+        """What stands in each chunk of the pipeline, in its order.
+
+        Args:
+            layers: The layers of the model.
+            further: Its layers that predict further tokens: in the last chunk, unless the layout
+                says otherwise.
+
+        Raises:
+            ConfigError: The layout is of another model or pipeline, or what is said of the first
+                or last stage leaves what cannot be spread.
+
+        >>> [chunk.layers for chunk in Parallel(pp=4, first_stage_layers=1).spread(10)]
+        [1, 3, 3, 3]
+        """
+        if self.layout is not None:
+            found = self.layout
+            if len(found) != self.chunks or sum(chunk.layers for chunk in found) != layers:
+                raise ConfigError(
+                    f"layout has {sum(chunk.layers for chunk in found)} layers in {len(found)} "
+                    f"chunks, where the model has {layers} and the pipeline {self.chunks}"
+                )
+            if (placed := sum(chunk.further for chunk in found)) == further:
+                return found
+            if placed:
+                raise ConfigError(
+                    f"layout has {placed} layers that predict further tokens, the model {further}"
+                )
+            numbers = [chunk.layers for chunk in found]
+        elif self.first_stage_layers is not None or self.last_stage_layers is not None:
+            numbers = pipeline.uneven(
+                layers, self.pp, self.vpp, self.first_stage_layers, self.last_stage_layers
+            )
+        else:
+            counted = self.embedding_as_layer, self.loss_as_layer
+            numbers = pipeline.even(layers, self.chunks, *counted)
+        *before, last = numbers
+        return (*(Chunk(number) for number in before), Chunk(last, further))
 
     @property
     def ranks(self) -> int:
@@ -67,6 +156,51 @@ class Parallel:
         for name in ("tp", "pp", "vpp", "dp", "cp", "ep"):
             fields.whole(name, getattr(self, name), 2**20)
         fields.whole("etp", self.expert_tp, 2**20)
-        fields.flag("sp", self.sp)
+        for name in ("sp", "embedding_as_layer", "loss_as_layer"):
+            fields.flag(name, getattr(self, name))
         if self.vpp > 1 and self.pp == 1:
             raise ConfigError(f"vpp {self.vpp} (virtual pipeline stages) needs pp of at least 2")
+        self._schedule()
+        self._split()
+
+    def _schedule(self) -> None:
+        """Refuse a schedule that the pipeline cannot run."""
+        size = self.microbatch_group_size
+        if size is not None:
+            fields.whole("microbatch_group_size", size, 2**31)
+            if self.vpp == 1 or size < self.pp:
+                raise ConfigError(
+                    f"microbatch_group_size {size} needs an interleaved schedule (vpp of at least "
+                    f"2) and at least as many micro-batches as stages, {self.pp}"
+                )
+        if self.schedule is None:
+            return
+        fields.word("schedule", self.schedule, pipeline.SCHEDULES)
+        if self.pp == 1:
+            raise ConfigError(f"schedule {self.schedule} needs pp of at least 2")
+        if (self.schedule == "interleaved") != (self.vpp > 1):
+            raise ConfigError(
+                f"schedule {self.schedule} contradicts vpp {self.vpp} (virtual pipeline stages): "
+                "an interleaved one has several, and no other has"
+            )
+        if self.schedule in pipeline.FROM_BOTH_ENDS and self.pp % 2:
+            raise ConfigError(f"schedule {self.schedule} needs an even pp, not {self.pp}")
+
+    def _split(self) -> None:
+        """Refuse two ways of splitting the layers at once, or one that the schedule cannot have."""
+        if self.layout is not None:
+            object.__setattr__(self, "layout", pipeline.layout(self.layout))
+        for name in ("first_stage_layers", "last_stage_layers"):
+            if getattr(self, name) is not None:
+                fields.whole(name, getattr(self, name), pipeline.MOST)
+                if self.pp == 1 or self.schedule in pipeline.TWO_CHUNKS:
+                    raise ConfigError(f"{name} needs several stages, of one piece each")
+        ways = {
+            "layout": self.layout is not None,
+            "first or last stage layers": (self.first_stage_layers, self.last_stage_layers)
+            != (None, None),
+            "embedding or loss as a layer": self.embedding_as_layer or self.loss_as_layer,
+        }
+        chosen = [way for way, there in ways.items() if there]
+        if len(chosen) > 1:
+            raise ConfigError(f"{chosen[0]} and {chosen[1]} contradict each other")

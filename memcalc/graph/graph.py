@@ -58,12 +58,15 @@ class Save(NamedTuple):
         source: Where that was seen.
         small: Whether it is one of the small buffers that the paper's accounting leaves out: a few
             bytes a token or a row, with no hidden size and no s x s in its shape.
+        for_weights: Whether the gradient of a product's weight needs it, which a zero-bubble
+            schedule makes late.
     """
 
     tensor: Tensor
     reason: str
     source: str
     small: bool = False
+    for_weights: bool = False
 
 
 class Move(NamedTuple):

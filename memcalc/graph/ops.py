@@ -81,10 +81,13 @@ def linear(
     weights = [Weight(f"{name}.weight", (out, *features), shared)]
     if bias:
         weights.append(Weight(f"{name}.bias", (out,)))
-    save = Save(_quantised(g, x), "input: the weight's gradient needs it", KORTHIKANTI)
+    save = Save(
+        _quantised(g, x), "input: the weight's gradient needs it", KORTHIKANTI, for_weights=True
+    )
     if x.kept_as is not None:
         shard = _quantised(g, x.kept_as)
-        save = Save(shard, "input's shard: backward gathers it again", KORTHIKANTI_SP)
+        reason = "input's shard: backward gathers it again"
+        save = Save(shard, reason, KORTHIKANTI_SP, for_weights=True)
     if packed:
         whole = Tensor("+".join(outputs), (*tokens, out), g.dtype_bytes)
         for tensor in made:
@@ -615,7 +618,7 @@ def patch_embedding(g: Graph, name: str, patches: Tensor, tokens: Axis, hidden: 
         Weight(f"{name}.bias", (hidden,)),
         Weight("class_token", (hidden,)),
     )
-    save = Save(patches, "input: the weight's gradient needs it", TORCH_CHAIN)
+    save = Save(patches, "input: the weight's gradient needs it", TORCH_CHAIN, for_weights=True)
     flops = 2 * elements(patches.axes) * hidden.size
     g.record(name, "patch_embedding", (patches,), (out,), (save,), flops, weights=weights)
     return out
@@ -626,7 +629,7 @@ def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
     _, b, hidden = x.axes
     out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, classes), g.dtype_bytes)
     weights = (Weight(f"{name}.weight", (classes, hidden)), Weight(f"{name}.bias", (classes,)))
-    save = Save(x, "input: its first token is a view of it", TORCH_CHAIN)
+    save = Save(x, "input: its first token is a view of it", TORCH_CHAIN, for_weights=True)
     flops = 2 * elements((b, hidden)) * classes.size
     g.record(name, "linear", (x,), (out,), (save,), flops, weights=weights)
     return out
@@ -900,7 +903,7 @@ def router(
         weights.append(Weight(f"{name}.bias", (experts,)))
     wide = cast(g, f"{name}_input_fp32", x, 4) if dtype == "fp32" else x
     saves = [
-        Save(wide, "input: the weight's gradient needs it", MEGATRON_ROUTER),
+        Save(wide, "input: the weight's gradient needs it", MEGATRON_ROUTER, for_weights=True),
         Save(scores, "scores: their gradient is a function of them", MEGATRON_ROUTER),
         Save(index, "experts of each token, int64", MEGATRON_ROUTER, small=True),
     ]
@@ -968,7 +971,8 @@ def grouped_linear(
     weights = [Weight(f"{name}.weight", (experts, local, inner))]
     if bias:
         weights.append(Weight(f"{name}.bias", (experts, local)))
-    saves = [Save(_quantised(g, x), "input: the weights' gradients need it", KORTHIKANTI)]
+    reason = "input: the weights' gradients need it"
+    saves = [Save(_quantised(g, x), reason, KORTHIKANTI, for_weights=True)]
     if batched:
         copies = Tensor(f"{name}_weights", (routed, local, inner), x.dtype_bytes)
         saves.append(Save(copies, "a weight for every token: its gradient needs it", HF_BATCHED))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from memcalc.config import fields, recompute
+from memcalc.config import fields, pipeline, recompute
 from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
 from memcalc.config.readers import shell
@@ -304,7 +304,8 @@ def _source(
     if any(size in said.words for size in SIZES):
         model = _model(said, name, settings["tp"] or 1, programs)
     layers = model.layers if model else None
-    settings["vpp"] = said.run(_chunks, said, layers, settings["pp"] or 1)
+    settings |= said.run(_spread, said) or {}
+    settings["vpp"] = said.run(_chunks, said, layers, settings)
     settings |= said.run(_recompute, said) or {}
     _tell(said)
     known = {key: value for key, value in settings.items() if value is not None}
@@ -379,10 +380,27 @@ def _run(said: _Arguments) -> dict[str, Any]:
     }
 
 
-def _chunks(said: _Arguments, layers: int | None, stages: int) -> int | None:
+def _spread(said: _Arguments) -> dict[str, Any]:
+    """How the layers are spread over the pipeline."""
+    return {
+        "first_stage_layers": said.count("decoder-first-pipeline-num-layers"),
+        "last_stage_layers": said.count("decoder-last-pipeline-num-layers"),
+        "layout": said.text("pipeline-model-parallel-layout"),
+        "embedding_as_layer": said.flag("account-for-embedding-in-pipeline-split") or None,
+        "loss_as_layer": said.flag("account-for-loss-in-pipeline-split") or None,
+        "microbatch_group_size": said.count("microbatch-group-size-per-virtual-pipeline-stage"),
+    }
+
+
+def _chunks(said: _Arguments, layers: int | None, settings: Mapping[str, Any]) -> int | None:
     """Virtual stages of a pipeline rank."""
+    stages = settings["pp"] or 1
     virtual = said.count("num-virtual-stages-per-pipeline-rank")
     each = said.count("num-layers-per-virtual-pipeline-stage")
+    if settings.get("layout") is not None and stages > 0:
+        chunks = len(pipeline.layout(settings["layout"]))
+        fields.divides(("pipeline parallel", stages), ("chunks of the layout", chunks))
+        return chunks // stages
     if each is not None and virtual is not None:
         raise ConfigError(
             "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
@@ -390,6 +408,7 @@ def _chunks(said: _Arguments, layers: int | None, stages: int) -> int | None:
         )
     if each is None or layers is None:
         return virtual
+    layers += bool(settings.get("embedding_as_layer")) + bool(settings.get("loss_as_layer"))
     if min(each, stages) < 1 or layers % (each * stages):
         raise ConfigError(
             f"--num-layers-per-virtual-pipeline-stage {each} x pipeline parallel {stages} does "

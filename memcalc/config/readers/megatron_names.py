@@ -2,14 +2,10 @@
 
 # What changes memory where it is set, and is not modelled: argument -> the likely sign, and why.
 UNMODELLED = {
-    "account-for-embedding-in-pipeline-split": "stages are counted as equally long",
-    "account-for-loss-in-pipeline-split": "stages are counted as equally long",
     "apply-residual-connection-post-layernorm": "residuals are counted before the norm",
     "cpu-offloading": "less is kept on the GPU than counted",
     "cpu-offloading-num-layers": "less is kept on the GPU than counted",
     "cuda-graph-impl": "more than counted: graphs hold buffers of their own",
-    "decoder-first-pipeline-num-layers": "stages are counted as equally long",
-    "decoder-last-pipeline-num-layers": "stages are counted as equally long",
     "decoder-num-layers": "the decoder's layers are not counted",
     "defer-embedding-wgrad-compute": "more than counted: the head's inputs are kept longer",
     "delay-wgrad-compute": "more than counted: inputs are kept until weights' gradients are due",
@@ -34,7 +30,6 @@ UNMODELLED = {
     "overlap-param-gather": "more than counted: a bucket of gathered weights",
     "overlap-param-gather-with-optimizer-step": "more than counted: a bucket of gathered weights",
     "perform-rl-step": "buffers of inference are not counted",
-    "pipeline-model-parallel-layout": "stages are counted as equally long",
     "qk-l2-norm": "more than counted: query and key pass a norm without weights",
     "quick-geglu": "counted as GeGLU",
     "retro-add-retriever": "the retriever is not counted",
@@ -110,10 +105,9 @@ HARMLESS_FAMILIES = tuple(
     """
     adam- ckpt- config-logger- data- dataset- ddp- disable-straggler- disable-symmetric-
     dist-ckpt- distributed- eval- exit- expert-init export- fp8- inference- init-method
-    inprocess- iterations- load log- logging- lr master- microbatch-group-size- moe-aux-loss-
-    moe-router- muon- no-fp8- node-rank non-persistent- one-logger- profile rdzv- record-memory-
-    rerun- rope- rotary- save straggler- tensorboard- test- timing- tokenizer- train- valid-
-    wandb-
+    inprocess- iterations- load log- logging- lr master- moe-aux-loss- moe-router- muon- no-fp8-
+    node-rank non-persistent- one-logger- profile rdzv- record-memory- rerun- rope- rotary- save
+    straggler- tensorboard- test- timing- tokenizer- train- valid- wandb-
     """.split()  # noqa: SIM905 - as above
 )
 
@@ -151,28 +145,30 @@ IMPLEMENTATIONS = {"transformer_engine": "megatron", "local": "megatron-local"}
 # What is read, by how it stands: alone, or before a value.
 FLAGS = set(
     """
-    add-qkv-bias apply-query-key-layer-scaling attention-softmax-in-fp32 bf16
-    checkpoint-activations disable-bias-linear fp16 group-query-attention moe-layer-recompute
-    moe-shared-expert-gate multi-latent-attention no-position-embedding openai-gelu qk-layernorm
-    recompute-activations sequence-parallel squared-relu swiglu
-    untie-embeddings-and-output-weights use-flash-attn use-legacy-models
-    use-rotary-position-embeddings
+    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split add-qkv-bias
+    apply-query-key-layer-scaling attention-softmax-in-fp32 bf16 checkpoint-activations
+    disable-bias-linear fp16 group-query-attention moe-layer-recompute moe-shared-expert-gate
+    multi-latent-attention no-position-embedding openai-gelu qk-layernorm recompute-activations
+    sequence-parallel squared-relu swiglu untie-embeddings-and-output-weights use-flash-attn
+    use-legacy-models use-rotary-position-embeddings
     """.split()  # noqa: SIM905 - words read best as words
 )
 VALUES = set(
     """
     activations-checkpoint-method attention-backend attention-dropout context-parallel-size
-    cp-comm-type encoder-num-layers encoder-seq-length expert-model-parallel-size
-    expert-tensor-parallel-size extra-vocab-size ffn-hidden-size global-batch-size
-    hidden-dropout hidden-size kv-channels kv-lora-rank make-vocab-size-divisible-by
-    max-position-embeddings micro-batch-size moe-expert-capacity-factor moe-ffn-hidden-size
-    moe-layer-freq moe-router-score-function moe-router-topk moe-shared-expert-intermediate-size
-    mtp-num-layers normalization num-attention-heads num-experts num-layers
-    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
-    padded-vocab-size pipeline-model-parallel-size position-embedding-type q-lora-rank
-    qk-head-dim qk-pos-emb-head-dim rampup-batch-size recompute-granularity recompute-method
-    recompute-modules recompute-num-layers seq-length softmax-type tensor-model-parallel-size
-    transformer-impl v-head-dim vocab-size window-attn-skip-freq window-size
+    cp-comm-type decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
+    encoder-num-layers encoder-seq-length expert-model-parallel-size expert-tensor-parallel-size
+    extra-vocab-size ffn-hidden-size global-batch-size hidden-dropout hidden-size kv-channels
+    kv-lora-rank make-vocab-size-divisible-by max-position-embeddings micro-batch-size
+    moe-expert-capacity-factor moe-ffn-hidden-size moe-layer-freq moe-router-score-function
+    moe-router-topk moe-shared-expert-intermediate-size mtp-num-layers normalization
+    num-attention-heads num-experts num-layers num-layers-per-virtual-pipeline-stage
+    num-query-groups num-virtual-stages-per-pipeline-rank padded-vocab-size
+    pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type
+    q-lora-rank qk-head-dim qk-pos-emb-head-dim rampup-batch-size recompute-granularity
+    recompute-method recompute-modules recompute-num-layers seq-length softmax-type
+    tensor-model-parallel-size transformer-impl v-head-dim vocab-size window-attn-skip-freq
+    window-size
     """.split()  # noqa: SIM905 - as above
 )
 
