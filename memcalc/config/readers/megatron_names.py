@@ -7,7 +7,6 @@ UNMODELLED = {
     "cpu-offloading-num-layers": "less is kept on the GPU than counted",
     "cuda-graph-impl": "more than counted: graphs hold buffers of their own",
     "decoder-num-layers": "the decoder's layers are not counted",
-    "defer-embedding-wgrad-compute": "more than counted: the head's inputs are kept longer",
     "delay-wgrad-compute": "more than counted: inputs are kept until weights' gradients are due",
     "distribute-saved-activations": "less than counted: kept inputs are split over ranks",
     "enable-gpt-oss": "the defaults that it stands for are not read",
@@ -56,11 +55,10 @@ HARMLESS = set(
     bias-swiglu-fusion calculate-per-token-loss check-for-large-grads
     check-for-nan-in-loss-and-grad check-for-spiky-loss
     check-weight-hash-across-dp-replicas-interval classes-fraction clip-grad
-    create-attention-mask-in-dataloader cross-entropy-fusion-impl cross-entropy-loss-fusion
-    cuda-graph-scope cuda-graph-warmup-steps data-parallel-random-init
+    create-attention-mask-in-dataloader     cuda-graph-scope cuda-graph-warmup-steps data-parallel-random-init
     data-parallel-sharding-strategy dataloader-type ddp-average-in-collective DDP-impl
     decoupled-lr decoupled-min-lr deepspeed deepspeed-activation-checkpointing deepspeed-config
-    deterministic-mode disable-bf16-reduced-precision-matmul
+    disable-bf16-reduced-precision-matmul
     distrib-optim-fully-reshardable-mem-efficient empty-unused-memory-level enable-experimental
     enable-ft-package enable-gloo-process-groups end-weight-decay eod-mask-loss exp-avg-dtype
     exp-avg-sq-dtype finetune first-last-layers-bf16 fp16-lm-cross-entropy fp4-param-gather
@@ -76,8 +74,8 @@ HARMLESS = set(
     mrope-section mscale mscale-all-dim mtp-loss-scaling-factor nccl-communicator-config-path
     nccl-ub no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
     no-barrier-with-level-1-timing no-bias-dropout-fusion no-check-for-nan-in-loss-and-grad
-    no-ckpt-fully-parallel-save no-create-attention-mask-in-dataloader no-data-sharding
-    no-gradient-accumulation-fusion no-initialization no-load-optim no-load-rng
+    no-ckpt-fully-parallel-save no-data-sharding
+    no-initialization no-load-optim no-load-rng
     no-log-loss-scale-to-tensorboard no-masked-softmax-fusion no-mmap-bin-files no-one-logger
     no-overlap-p2p-communication no-persist-layer-norm no-pipeline-parallel
     no-query-key-layer-scaling no-rope-freq no-rope-fusion no-save-optim no-save-rng
@@ -97,7 +95,7 @@ HARMLESS = set(
     use-one-sent-docs use-persistent-ckpt-worker use-precision-aware-optimizer
     use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling use-sharp
     use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping vocab-extra-ids vocab-file
-    warmup weight-decay weight-decay-incr-style wgrad-deferral-limit world-size yaml-cfg
+    warmup weight-decay weight-decay-incr-style world-size yaml-cfg
     zero-stage
     """.split()  # noqa: SIM905 - words read best as words
 )
@@ -141,10 +139,13 @@ BACKENDS = {
     "unfused": "unfused",
     "local": "unfused",
 }
+CROSS_ENTROPIES = {"native": "native", "te": "te", "linear": "chunked"}
 IMPLEMENTATIONS = {"transformer_engine": "megatron", "local": "megatron-local"}
 # What is read, by how it stands: alone, or before a value.
 FLAGS = set(
     """
+    cross-entropy-loss-fusion defer-embedding-wgrad-compute deterministic-mode
+    no-create-attention-mask-in-dataloader no-gradient-accumulation-fusion
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split add-qkv-bias
     apply-query-key-layer-scaling attention-softmax-in-fp32 bf16 checkpoint-activations
     disable-bias-linear fp16 group-query-attention moe-layer-recompute moe-shared-expert-gate
@@ -155,6 +156,7 @@ FLAGS = set(
 )
 VALUES = set(
     """
+    cross-entropy-fusion-impl wgrad-deferral-limit
     activations-checkpoint-method attention-backend attention-dropout context-parallel-size
     cp-comm-type decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
     encoder-num-layers encoder-seq-length expert-model-parallel-size expert-tensor-parallel-size
