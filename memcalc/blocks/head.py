@@ -31,19 +31,14 @@ def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
             )
             x = norm(g, "transform_norm", ops.gelu(g, "transform_gelu", x), m)
         x = ops.enter_tensor_parallel(g, "head_enter", x, m.kernels.keeps_gathered)
+        tied, bias = m.model.tied_embeddings, m.model.head_bias
+        if m.kernels.cross_entropy == "chunked" and m.model.final_softcap is None:
+            return ops.linear_cross_entropy(g, "output", x, m.vocabulary(), bias, tied)
         outputs = {"logits": (m.vocabulary(),)}
-        (logits,) = ops.linear(
-            g,
-            "output",
-            x,
-            outputs,
-            ops.COLUMN,
-            bias=m.model.head_bias,
-            shared=m.model.tied_embeddings,
-        )
+        (logits,) = ops.linear(g, "output", x, outputs, ops.COLUMN, bias=bias, shared=tied)
         if m.model.final_softcap is not None:
             logits = ops.tanh(g, "logit_cap", logits)
-        return ops.cross_entropy(g, "loss", logits)
+        return ops.cross_entropy(g, "loss", logits, m.kernels.cross_entropy)
 
 
 def head_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph:

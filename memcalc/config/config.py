@@ -250,11 +250,18 @@ RUN_SETTINGS = (
     "imbalance",
     "recompute_method",
     "recompute_layers",
+<<<<<<< HEAD
     *("optimizer", "main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
 )
 OTHER_SETTINGS = (
     *("recompute", "implementation", "attention", "expert_products", "dropout"),
     "distributed_optimizer",
+=======
+    "environment",
+)
+OTHER_SETTINGS = (
+    *("recompute", "implementation", "attention", "expert_products", "cross_entropy", "dropout"),
+>>>>>>> gpu-backtest
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -385,9 +392,8 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
                 "of transformers-eager and transformers-sdpa, choose the other"
             )
         kernels = replace(kernels, attention=said["attention"])
-    if "expert_products" in said:
-        kernels = replace(kernels, expert_products=said["expert_products"])
-    return kernels
+    given = ("expert_products", "cross_entropy")
+    return replace(kernels, **{name: said[name] for name in given if name in said})
 
 
 def _words(value: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ class Gpu(NamedTuple):
     Attributes:
         name: Its name.
         memory_bytes: Its memory, as its driver reports it.
+        capability: Its compute capability, times 10.
         peaks: FLOP/s of dense tensor-core products, by the type of activations.
         fp8_flops: The same for 8-bit numbers.
         memory_bandwidth: Bytes a second from memory.
@@ -22,6 +23,7 @@ class Gpu(NamedTuple):
 
     name: str
     memory_bytes: int
+    capability: int
     peaks: dict[str, int | None]
     fp8_flops: int | None
     memory_bandwidth: int | None
@@ -61,6 +63,7 @@ def _by_name() -> dict[str, Gpu]:
         found = Gpu(
             row["name"],
             numbers["memory_bytes"],
+            numbers["capability"],
             {name: numbers.get(f"{name}_flops") for name in ("bf16", "fp16", "fp8")},
             numbers.get("fp8_flops"),
             numbers.get("memory_bandwidth"),

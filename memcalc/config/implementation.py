@@ -7,6 +7,12 @@ from memcalc.errors import ConfigError
 
 ATTENTIONS = ("flash", "unfused")
 EXPERT_PRODUCTS = ("grouped", "batched")
+CROSS_ENTROPIES = {
+    "unfused": "an fp32 copy of the logits becomes their softmax in place",
+    "native": "Megatron-core's own fusion: a copy more while it runs",
+    "te": "Transformer Engine's: in place of the logits",
+    "chunked": "with the head's product, some tokens at a time (Liger)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,9 @@ class Implementation:
             (Transformer Engine's ``LayerNormLinear``; Megatron-core, gpt_layer_specs.py).
         expert_products: ``grouped``, a product an expert, or ``batched``, a product a routed token,
             which keeps a copy of its expert's weights.
+        cross_entropy: How the loss is made of the hidden states: a word of ``CROSS_ENTROPIES``.
+        batch_first: Whether the flash kernel has batches before tokens, and its output is copied to
+            the layers' order (FlashAttention; cuDNN's kernels take either).
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -70,12 +79,15 @@ class Implementation:
     copies_bias: bool = False
     sorts_routes: bool = False
     copies_router: bool = False
+    cross_entropy: str = "unfused"
+    batch_first: bool = False
     fp32_statistics: bool = True
     rng_bytes: int = 0
 
     def __post_init__(self) -> None:
         fields.word("attention", self.attention, ATTENTIONS)
         fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
+        fields.word("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
         if type(self.rng_bytes) is not int or self.rng_bytes < 0:
             raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from memcalc.config import fields
+from memcalc.config.environment import Environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.recompute import METHODS, POLICIES, REGIONS, Policy, policy
@@ -51,6 +52,7 @@ class Run:
         frozen: Parts that are not trained: names of regions, ``embedding`` or ``head``.
         bucket: Elements of a bucket of gradients that are reduced together, where the framework
             has buckets of their own.
+        environment: The settings of libraries.
 
     Raises:
         ConfigError: A value is out of its bounds.
@@ -76,6 +78,7 @@ class Run:
     fp8_params: bool = False
     frozen: tuple[str, ...] = ()
     bucket: int | None = None
+    environment: Environment = Environment()  # noqa: RUF009 - it cannot change
 
     def __post_init__(self) -> None:
         fields.whole("seq_length", self.seq_length, 2**31)

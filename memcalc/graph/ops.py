@@ -8,7 +8,7 @@ none of them. Activations are laid out tokens first: ``(s, b, features...)``.
 
 from collections.abc import Mapping, Sequence
 
-from memcalc.graph.graph import Graph, Move, Save, Tensor, Weight
+from memcalc.graph.graph import Graph, Move, Save, Scratch, Tensor, Weight
 from memcalc.graph.mesh import CONTEXT, Axis, Size, divide, elements
 
 KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
@@ -18,6 +18,10 @@ TORCH_NORM = "PyTorch derivatives.yaml, native_layer_norm: result1 and result2 (
 TORCH_RMS_NORM = "PyTorch derivatives.yaml, _fused_rms_norm: input and result1 (fp32)"
 TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
 MEGATRON_CE = "Megatron-core tensor_parallel/cross_entropy.py: save_for_backward"
+MEGATRON_FUSED_CE = "Megatron-core fusions/fused_cross_entropy.py: save_for_backward"
+TE_CE = "Transformer Engine pytorch/cross_entropy.py, triton/cross_entropy.py"
+LIGER_CE = "Liger-Kernel ops/fused_linear_cross_entropy.py: fused_linear_cross_entropy_forward"
+TE_FLASH = "Transformer Engine dot_product_attention/backends.py: FlashAttention, sbhd"
 MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
 HF_BIAS = "transformers integrations/sdpa_attention.py: create_position_bias_mask"
 HF_T5 = "transformers models/t5/modeling_t5.py: T5LayerNorm"
@@ -74,7 +78,7 @@ def linear(
     out = Axis.whole("out", width)
     if split == COLUMN:
         out = g.mesh.tensor(out)
-    weights = [] if shared else [Weight(f"{name}.weight", (out, *features))]
+    weights = [Weight(f"{name}.weight", (out, *features), shared)]
     if bias:
         weights.append(Weight(f"{name}.bias", (out,)))
     save = Save(
@@ -174,6 +178,17 @@ def flash_attention(
         weights=(Weight(f"{name}.sink", (heads,)),) if sinks else (),
         causal=causal,
     )
+    return out
+
+
+def tokens_first(g: Graph, name: str, x: Tensor) -> Tensor:
+    """(s, b, a, u) as it is, copied: a kernel of batches first gives it in another order.
+
+    Saves nothing itself; what saves its output keeps a second copy beside the kernel's own. Of one
+    sequence the two orders are one, and the copy is a view.
+    """
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    g.record(name, "tokens_first", (x,), (out,))
     return out
 
 
@@ -556,7 +571,7 @@ def embedding(
             Save(rows, reason, MEGATRON_VP, small=True),
             Save(foreign, "which tokens are another rank's, a byte each", MEGATRON_VP, small=True),
         ]
-    weights = () if shared else (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden)),)
+    weights = (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden), shared),)
     g.record(name, "embedding", (tokens,), (out,), saves=saves, weights=weights)
     return out
 
@@ -620,25 +635,78 @@ def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
     return out
 
 
-def cross_entropy(g: Graph, name: str, logits: Tensor) -> Tensor:
+def cross_entropy(g: Graph, name: str, logits: Tensor, kind: str = "unfused") -> Tensor:
     """Logits (s, b, v) -> losses (s, b), over a vocabulary that is split over the ranks.
 
-    Saves the fp32 softmax, made in place of an fp32 copy of the logits, and of each token its
-    target among a rank's own rows (int64) and whether it is another's (a byte).
+    Saves of each token its target among a rank's own rows (int64), and by its kind
+
+    - ``unfused``: the fp32 softmax, made in place of an fp32 copy of the logits, which are alive
+      beside it, and whether the target is another rank's (a byte); backward writes the gradient
+      over it and casts that;
+    - ``native``: the same, where the compiled exponential is not in place of the copy;
+    - ``te``: the logits themselves, which backward writes their gradient over, and of each token
+      the maximum, the sum and the target's logit (fp32).
     """
-    softmax = Tensor(f"{name}_softmax", logits.axes, 4)
-    target = Tensor(f"{name}_target", logits.axes[:2], 8)
-    foreign = Tensor(f"{name}_foreign", logits.axes[:2], 1)
     out = Tensor(f"{name}_output", logits.axes[:2], 4)
+    target = Tensor(f"{name}_target", logits.axes[:2], 8)
+    if kind == "te":
+        sums = Tensor(f"{name}_sums", (*logits.axes[:2], Axis.whole("3", 3)), 4)
+        saves = (
+            Save(logits, "logits: their gradient is written over them", TE_CE),
+            Save(target, "target of each token, int64", TE_CE, small=True),
+            Save(sums, "maximum, sum and target's logit of each token, fp32", TE_CE, small=True),
+        )
+        g.record(name, "cross_entropy", (logits,), (out,), saves=saves, in_place=True)
+        return out
+    source = MEGATRON_CE if kind == "unfused" else MEGATRON_FUSED_CE
+    softmax = Tensor(f"{name}_softmax", logits.axes, 4)
+    foreign = Tensor(f"{name}_foreign", logits.axes[:2], 1)
     saves = (
         Save(softmax, "softmax, fp32: its gradient is a function of it", KORTHIKANTI_ENDS),
-        Save(target, "target of each token, int64", MEGATRON_CE, small=True),
+        Save(target, "target of each token, int64", source, small=True),
+        Save(foreign, "which targets are another rank's, one byte a token", source, small=True),
+    )
+    scratch = Scratch(forward=softmax.bytes if kind == "native" else 0)
+    g.record(name, "cross_entropy", (logits,), (out,), saves=saves, scratch=scratch)
+    return out
+
+
+def linear_cross_entropy(
+    g: Graph, name: str, x: Tensor, vocabulary: Axis, bias: bool, shared: bool
+) -> Tensor:
+    """x (s, b, h) -> losses (s, b): logits and loss in one kernel, some tokens at a time.
+
+    The logits of one chunk are alive at once, of as many tokens as a hidden state of all takes,
+    rounded up to a power of 2. Saves the gradients of x and of the weight, which the forward pass
+    makes.
+    """
+    s, b, hidden = x.axes
+    tokens = s.local * b.local
+    out = Tensor(f"{name}_loss", (s, b), 4)
+    local = g.mesh.tensor(vocabulary)
+    weight = Weight(f"{name}.weight", (local, hidden), shared)
+    chunk = _chunk_tokens(tokens, local.local, hidden.local)
+    saves = (
+        Save(Tensor(f"{name}_input_gradient", x.axes, x.dtype_bytes), "made forward", LIGER_CE),
         Save(
-            foreign, "which targets are another rank's, one byte a token", MEGATRON_CE, small=True
+            Tensor(f"{name}_weight_gradient", weight.axes, x.dtype_bytes), "made forward", LIGER_CE
         ),
     )
-    g.record(name, "cross_entropy", (logits,), (out,), saves=saves)
+    weights = [weight, Weight(f"{name}.bias", (local,))] if bias else [weight]
+    scratch = Scratch(forward=(x.dtype_bytes + 4) * chunk * local.local)
+    flops = 2 * elements(x.axes) * vocabulary.size
+    g.record(
+        name, "linear", (x,), (out,), saves, flops, weights=weights, scratch=scratch, in_place=True
+    )
     return out
+
+
+def _chunk_tokens(tokens: Size, vocabulary: Size, hidden: Size) -> Size:
+    """Tokens of a chunk: the next power of 2 of tokens over (v / h, rounded up)."""
+    if not all(type(size) is int for size in (tokens, vocabulary, hidden)):
+        return tokens * hidden / vocabulary
+    share = -(-tokens // -(-vocabulary // hidden))
+    return min(tokens, 1 << (share - 1).bit_length())
 
 
 # --- the conjugate collectives -----------------------------------------------------------------
@@ -778,13 +846,18 @@ def gather_context(g: Graph, name: str, k: Tensor, v: Tensor) -> tuple[Tensor, T
     return whole[0], whole[1]
 
 
-def exchange_heads(g: Graph, name: str, tensors: Sequence[Tensor]) -> None:
-    """Ulysses: heads for tokens, (s/c, b, a, d) to (s, b, a/c, d), as many bytes. Saves nothing."""
+def exchange_heads(g: Graph, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Ulysses: heads for tokens, (s/c, b, a, d) to (s, b, a/c, d), as many bytes. Saves nothing.
+
+    What comes is another tensor than what goes, and both may be kept.
+    """
     if g.mesh.c == 1:
-        return
+        return list(tensors)
     size = sum(tensor.bytes for tensor in tensors)
     moves = tuple(Move("all_to_all", phase, size, g.mesh.c) for phase in ("forward", "backward"))
-    g.record(name, "exchange_heads", tuple(tensors), (), moves=moves)
+    made = [Tensor(tensor.name, tensor.axes, tensor.dtype_bytes) for tensor in tensors]
+    g.record(name, "exchange_heads", tuple(tensors), made, moves=moves)
+    return made
 
 
 # --- mixtures of experts -----------------------------------------------------------------------
