@@ -5,9 +5,9 @@ Every function answers with parts that are there on one rank of one stage, or wi
 
 from collections.abc import Iterator
 from math import prod
-from typing import NamedTuple
 
 from memcalc.analysis.parameters import OF_EXPERTS
+from memcalc.analysis.parts import Part
 from memcalc.analysis.stages import chunks, output_bytes
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
@@ -24,30 +24,19 @@ MEGATRON_SCORES = "Megatron-core transformer/dot_product_attention.py: matmul_in
 MEGATRON_PIPELINE = "Megatron-core pipeline_parallel/schedules.py: set_input_tensor, retain_grad"
 MEGATRON_P2P = "Megatron-core pipeline_parallel/schedules.py, p2p_communication.py"
 MEGATRON_DEFERRED = "Megatron-core tensor_parallel/layers.py: grad_output_buffer"
-MEGATRON_MASK = "Megatron-LM megatron/core/datasets/gpt_dataset.py: _get_ltor_masks_and_position_ids"
+MEGATRON_MASK = (
+    "Megatron-LM megatron/core/datasets/gpt_dataset.py: _get_ltor_masks_and_position_ids"
+)
 MEGATRON_ROTARY = "Megatron-core models/common/embeddings/rotary_pos_embedding.py: lru_cache"
 
 HANDLES = 2  # of cuBLAS: one of the thread that runs forward, one of autograd's
 GROUPED_STREAMS = 4  # of Transformer Engine's grouped products
 
 
-class Buffer(NamedTuple):
-    """A buffer.
-
-    Attributes:
-        name: What it is.
-        bytes: Its bytes on one rank.
-        certainty: A word of ``memcalc.analysis.device.CERTAINTIES``.
-        source: Where it was seen.
-    """
-
-    name: str
-    bytes: int
-    certainty: str
-    source: str
+FRAMEWORK = "framework-dependent"
 
 
-def lasting(config: Config, stage: int) -> list[Buffer]:
+def lasting(config: Config, stage: int) -> list[Part]:
     """The buffers that are there from the first step to the last.
 
     >>> from memcalc.config import load
@@ -60,7 +49,7 @@ def lasting(config: Config, stage: int) -> list[Buffer]:
     return [buffer for buffer in found if buffer.bytes]
 
 
-def between_steps(config: Config, stage: int) -> list[Buffer]:
+def between_steps(config: Config, stage: int) -> list[Part]:
     """What the pipeline's schedule keeps when a step is over."""
     chunks_ = config.parallel.chunks_per_rank
     if config.parallel.pp == 1 or not is_megatron(config):
@@ -68,11 +57,11 @@ def between_steps(config: Config, stage: int) -> list[Buffer]:
     received = chunks_ - (stage == 0)
     number = 2 * received * output_bytes(config)
     name = "last input of each chunk, with its gradient"
-    found = [Buffer(name, number, "framework-dependent", MEGATRON_PIPELINE)]
+    found = [_buffer(name, number, MEGATRON_PIPELINE)]
     return [buffer for buffer in found if buffer.bytes]
 
 
-def in_a_pass(config: Config, stage: int, phase: str) -> list[Buffer]:
+def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
     """What the pipeline's schedule and the data loader hold while a micro-batch passes.
 
     Args:
@@ -90,13 +79,11 @@ def in_a_pass(config: Config, stage: int, phase: str) -> list[Buffer]:
             name, number = "micro-batch before: its input, with its gradient", 2
         else:
             name, number = "micro-batch before: its input's gradient", 1
-        found.append(
-            Buffer(name, number * output_bytes(config), "framework-dependent", MEGATRON_P2P)
-        )
+        found.append(_buffer(name, number * output_bytes(config), MEGATRON_P2P))
     if phase == "forward" and stage in (0, parallel.pp - 1) and config.run.environment.loader_mask:
         run = config.run
         number = run.micro_batch_size * run.seq_length**2 // parallel.cp
-        found.append(Buffer("mask from the data loader", number, "exact", MEGATRON_MASK))
+        found.append(_buffer("mask from the data loader", number, MEGATRON_MASK))
     return [*found, *_deferred(config, stage)]
 
 
@@ -110,23 +97,22 @@ def has_te(config: Config) -> bool:
     return config.run.implementation.norms_in_linears
 
 
-def _workspaces(config: Config) -> Iterator[Buffer]:
+def _workspaces(config: Config) -> Iterator[Part]:
     run = config.run
     name = "cuBLAS workspaces"
     said = run.environment.cublas_bytes
     if said is not None:
-        yield Buffer(name, HANDLES * said, "framework-dependent", PYTORCH_CUBLAS)
+        yield _buffer(name, HANDLES * said, PYTORCH_CUBLAS)
     elif run.gpu is not None:
-        yield Buffer(name, HANDLES * _cublas(config), "framework-dependent", PYTORCH_CUBLAS)
+        yield _buffer(name, HANDLES * _cublas(config), PYTORCH_CUBLAS)
     if run.gpu is None or not has_te(config):
         return
     size = (32 if gpu(run.gpu).capability >= 90 else 4) * MIB
-    yield Buffer("Transformer Engine workspace", size, "framework-dependent", TE_WORKSPACE)
+    yield _buffer("Transformer Engine workspace", size, TE_WORKSPACE)
     if config.model.experts and run.implementation.expert_products == "grouped":
-        yield Buffer(
+        yield _buffer(
             "Transformer Engine workspaces of grouped products",
             GROUPED_STREAMS * size,
-            "framework-dependent",
             TE_STREAMS,
         )
 
@@ -143,7 +129,7 @@ def _cublas(config: Config) -> int:
     return 32 * MIB if large else 4096 * 2 * 1024 + 16 * 8 * 1024
 
 
-def _dummies(config: Config, stage: int) -> Iterator[Buffer]:
+def _dummies(config: Config, stage: int) -> Iterator[Part]:
     """Gradients that stand in for those added elsewhere: one of each shape of a weight."""
     run = config.run
     if not has_te(config) or not run.environment.fused_gradients:
@@ -161,10 +147,10 @@ def _dummies(config: Config, stage: int) -> Iterator[Buffer]:
                 shape = tuple(axis.local for axis in weight.axes)
                 shapes[shape[1:] if op.name in OF_EXPERTS else shape] = None
     total = sum(run.activation_bytes * prod(shape) for shape in shapes if len(shape) > 1)
-    yield Buffer("dummy gradients of weights", total, "framework-dependent", TE_DUMMY)
+    yield _buffer("dummy gradients of weights", total, TE_DUMMY)
 
 
-def _gathered(config: Config, stage: int) -> Iterator[Buffer]:
+def _gathered(config: Config, stage: int) -> Iterator[Part]:
     """The one buffer that Megatron-core's own products and attention work in."""
     run, parallel = config.run, config.parallel
     if not is_megatron(config):
@@ -177,19 +163,19 @@ def _gathered(config: Config, stage: int) -> Iterator[Buffer]:
         scores = run.activation_bytes * run.micro_batch_size * heads * run.seq_length**2
         sizes.append((scores // parallel.cp**2, MEGATRON_SCORES))
     size, source = max(sizes)
-    yield Buffer("Megatron's global buffer", size, "framework-dependent", source)
+    yield _buffer("Megatron's global buffer", size, source)
 
 
-def _rotary(config: Config) -> Iterator[Buffer]:
+def _rotary(config: Config) -> Iterator[Part]:
     """The table of angles, in fp32, of a rank's own tokens."""
     model = config.model
     if is_megatron(config) and model.position == "rotary":
         width = model.rope_head_size or model.head_size
         size = 4 * config.run.seq_length * width // config.parallel.cp
-        yield Buffer("rotary angles", size, "framework-dependent", MEGATRON_ROTARY)
+        yield _buffer("rotary angles", size, MEGATRON_ROTARY)
 
 
-def _deferred(config: Config, stage: int) -> Iterator[Buffer]:
+def _deferred(config: Config, stage: int) -> Iterator[Part]:
     """Logits' gradients and hidden states of micro-batches whose head's gradient is made late."""
     run, parallel = config.run, config.parallel
     number = min(run.environment.deferred_gradients, config.microbatches)
@@ -198,4 +184,8 @@ def _deferred(config: Config, stage: int) -> Iterator[Buffer]:
         tokens = run.activation_bytes * run.seq_length * run.micro_batch_size // parallel.cp
         each = tokens * config.model.vocab_size // parallel.tp + output_bytes(config)
         name = "logits' gradients and hidden states kept for the head's late gradient"
-        yield Buffer(name, number * each, "framework-dependent", MEGATRON_DEFERRED)
+        yield _buffer(name, number * each, MEGATRON_DEFERRED)
+
+
+def _buffer(name: str, size: int, source: str) -> Part:
+    return Part(name, size, "buffers", FRAMEWORK, source)

@@ -12,11 +12,11 @@ from memcalc.analysis.activations import NOTHING, outermost
 from memcalc.analysis.parameters import held, held_of_experts
 from memcalc.analysis.schedule import places
 from memcalc.analysis.stages import chunks, output_bytes
-from memcalc.analysis.states import RECIPES
+from memcalc.analysis.states import recipe
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
-from memcalc.config import Config, Parallel, fields
+from memcalc.config import Config
 from memcalc.config.recompute import Policy
 from memcalc.graph.graph import Graph, Move
 from memcalc.graph.mesh import Size
@@ -85,7 +85,7 @@ def of_iteration(config: Config) -> list[Traffic]:
 
     Its layers' collectives for every micro-batch, and its ends', a head for every token that is
     predicted; its outputs forward and their gradients backward; and the ring all-reduces of its
-    fp32 gradients over the ranks that hold the same parameters: those of data and context
+    gradients over the ranks that hold the same parameters: those of data and context
     parallelism, and for experts what is left of a stage's ranks beside their own parallelism.
 
     Raises:
@@ -118,29 +118,13 @@ def of_iteration(config: Config) -> list[Traffic]:
     dense += sum(held(graph) for _, graph in ends)
     for parameters, replicas in (
         (dense, parallel.dp * parallel.cp * parallel.copies),
-        (experts, expert_replicas(parallel) * parallel.copies),
+        (experts, parallel.expert_replicas * parallel.copies),
     ):
         if parameters and replicas > 1:
-            gradients = RECIPES["paper"].gradient * parameters
+            gradients = recipe(config.run).gradient * parameters
             move = Move("all_reduce", "backward", gradients, replicas)
             rows.append(Traffic("all_reduce", "backward", 1, ring_bytes(move), ""))
     return rows
-
-
-def expert_replicas(parallel: Parallel) -> int:
-    """How many ranks of a stage hold the same experts; 1 where it is too few to spread them once.
-
-    >>> expert_replicas(Parallel(tp=4, dp=8, ep=8, etp=1)), expert_replicas(Parallel(dp=8, ep=8))
-    (4, 1)
-
-    Raises:
-        ConfigError: The experts' ranks do not divide the stage's.
-    """
-    ranks, spread = parallel.tp * parallel.cp * parallel.dp, parallel.ep * parallel.expert_tp
-    if ranks <= spread:
-        return 1
-    fields.divides(("expert x expert tensor parallel", spread), ("ranks of a stage", ranks))
-    return ranks // spread
 
 
 def busiest_stage(config: Config) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memcalc.analysis import activations, buffers, stages, walk
-from memcalc.analysis.buffers import Buffer
+from memcalc.analysis.parts import Part
 from memcalc.analysis.stages import chunks
+from memcalc.analysis.states import buckets, states
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
@@ -18,32 +19,6 @@ from memcalc.config.recompute import Policy
 from memcalc.graph.graph import Graph
 
 LEDGER = "the ledger: `memcalc ledger`"
-
-GROUPS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
-
-CERTAINTIES = {
-    "exact": "follows from shapes and types",
-    "framework-dependent": "what this framework allocates, read from its source",
-    "estimated": "what is not known to the byte",
-}
-
-
-class Part(NamedTuple):
-    """Bytes that a GPU holds, with where that was seen.
-
-    Attributes:
-        name: What it is.
-        bytes: Its bytes on one rank.
-        group: A word of ``GROUPS``.
-        certainty: A word of ``CERTAINTIES``.
-        source: The framework's source file, or the vendor's document.
-    """
-
-    name: str
-    bytes: int
-    group: str
-    certainty: str
-    source: str
 
 
 class Phase(NamedTuple):
@@ -88,6 +63,7 @@ class StageMemory(NamedTuple):
         """What stays between steps."""
         return self.phases[-1]
 
+
 def device(config: Config) -> list[StageMemory]:
     """What a rank of each stage holds, phase by phase.
 
@@ -106,7 +82,7 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     """What a rank of one stage holds, phase by phase; the stage is counted from 0."""
     names = [name for chunk in chunks(config, stage) for name in chunk]
     held = stages.stage(config, stage, "exact")
-    there = [*_states(config, stage), *_buffers(buffers.lasting(config, stage))]
+    there = [*states(config, stage), *buffers.lasting(config, stage)]
     in_flight = [
         Part("layers' activations", held.layers, "activations", "exact", LEDGER),
         Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
@@ -115,15 +91,16 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
         Phase(name, [part for part in (*there, *in_flight, *parts) if part.bytes])
         for name, parts in _moments(config, stage)
     ]
-    over = _buffers(buffers.between_steps(config, stage))
-    phases.append(Phase("between steps", [part for part in (*there, *over) if part.bytes]))
+    step = [*there, *buckets(config, stage, "step")]
+    over = [*step, *buffers.between_steps(config, stage)]
+    phases += [Phase("optimizer step", step), Phase("between steps", over)]
     return StageMemory(stage, len(names), held.microbatches, phases)
 
 
 def _moments(config: Config, stage: int) -> Iterator[tuple[str, list[Part]]]:
     """What comes to what is in flight at each moment of the micro-batch that passes."""
-    forward = _buffers(buffers.in_a_pass(config, stage, "forward"))
-    backward = _buffers(buffers.in_a_pass(config, stage, "backward"))
+    forward = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
+    backward = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
     fused = config.run.environment.fused_gradients
     kind = chunks(config, stage)[-1][-1:]
     if kind:
@@ -157,33 +134,3 @@ def _working(graph: Graph, policy: Policy, moment: Moment) -> list[Part]:
         Part(name, more, "activations", "framework-dependent", LEDGER),
         Part("layer: gradient of a weight", moment.weight, "gradients", "exact", LEDGER),
     ]
-
-
-def _buffers(found: list[Buffer]) -> list[Part]:
-    return [Part(name, size, "buffers", certainty, source) for name, size, certainty, source in found]
-
-
-def _states(config, stage):
-    from memcalc.analysis.parameters import held, held_of_experts
-    from memcalc.blocks.embedding import embedding_graph
-    from collections import Counter
-    from math import ceil
-    p, m = config.parallel, config.model
-    graphs = [(n, layer_graph(config, kind=k)) for k, n in Counter(x for c in chunks(config, stage) for x in c).items()]
-    e = sum(n * held_of_experts(g) for n, g in graphs)
-    d = sum(n * held(g) for n, g in graphs) - e
-    last, first = stage == p.pp - 1, stage == 0
-    if first: d += held(embedding_graph(config))
-    if last:
-        d += held(head_graph(config))
-        if m.tied_embeddings and not first: d += m.vocab_size // p.tp * m.hidden_size
-    dist = getattr(config, "_dist", None)
-    X = EXTRA.get(m.name, {})
-    dist, inst = X.get("dist", False), X.get("inst", 1)
-    edp = max(1, p.tp * p.cp * p.dp // (p.ep * p.expert_tp) // inst)
-    ddp = max(1, p.dp * p.cp // inst)
-    fp16 = config.run.precision == "fp16"
-    opt = 12 * d / ddp + 12 * e / edp if dist else 12 * (d + e)
-    return [Part("w", 2 * (d + e), "weights", "exact", ""), Part("g", (2 if fp16 else 4) * (d + e), "gradients", "exact", ""), Part("o", int(opt), "optimizer", "exact", "")]
-
-EXTRA = {}

@@ -124,6 +124,10 @@ class Config:
             lines.append(
                 "Hugging Face's layers split over ranks were never measured: counted as torch's"
             )
+        if self.run.frozen:
+            lines.append(
+                "frozen parts: activations are counted as if all were trained, more than is kept"
+            )
         lines += self._stacks_warnings()
         lines += self._nothing_recomputed()
         if kernels.name == "megatron-local" and self.model.position == "rotary":
@@ -236,7 +240,7 @@ class RunSource:
 PARALLEL_SETTINGS = (
     *("tp", "sp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "schedule"),
     *("microbatch_group_size", "first_stage_layers", "last_stage_layers", "layout"),
-    *("embedding_as_layer", "loss_as_layer"),
+    *("embedding_as_layer", "loss_as_layer", "zero", "sharder", "shard_copies"),
 )
 OF_A_SPLIT = ("first_stage_layers", "last_stage_layers", "layout")  # of one pp and vpp alone
 RUN_SETTINGS = (
@@ -248,11 +252,12 @@ RUN_SETTINGS = (
     "imbalance",
     "recompute_method",
     "recompute_layers",
+    *("optimizer", "main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
     "environment",
 )
 OTHER_SETTINGS = (
-    *("recompute", "implementation", "attention", "expert_products", "cross_entropy", "dropout"),
-    "batch_first",
+    *("recompute", "implementation", "attention", "expert_products", "dropout"),
+    *("cross_entropy", "batch_first", "distributed_optimizer"),
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -291,6 +296,7 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
         assumed.append("no tensor parallelism")
     if "precision" not in said:
         assumed.append("bf16 activations")
+    _shard(said)
     kernels = _implementation(said)
     if "implementation" not in said:
         assumed.append(f"implementation {kernels.name}")
@@ -311,13 +317,16 @@ def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Settings over settings; a new word forgets what went with the old one.
 
     With recomputation goes its number of layers; with the pipeline's size, how it was split; with
-    the schedule, the virtual stages of another.
+    the schedule, the virtual stages of another; with sharding, who did it.
     """
     said: dict[str, Any] = {}
     for settings in layers:
         if settings.get("schedule", "interleaved") != "interleaved":
             said.pop("vpp", None)
             said.pop("microbatch_group_size", None)
+        if "distributed_optimizer" in settings or "zero" in settings:
+            for name in ("distributed_optimizer", "zero", "sharder", "shard_copies"):
+                said.pop(name, None)
         if said.get("pp") != settings.get("pp", said.get("pp")):
             for name in OF_A_SPLIT:
                 said.pop(name, None)
@@ -344,6 +353,21 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
             ("global batch size", batch),
         )
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
+
+
+def _shard(said: dict[str, Any]) -> None:
+    """What Megatron's word for its own sharding, or PyTorch's name alone, means in ``zero``."""
+    distributed = said.pop("distributed_optimizer", None)
+    if distributed is not None:
+        fields.flag("distributed_optimizer", distributed)
+    if distributed and (said.get("zero", 1), said.get("sharder", "megatron")) != (1, "megatron"):
+        raise ConfigError(
+            "Megatron's distributed optimizer is zero 1 of sharder megatron, and no other"
+        )
+    if distributed:
+        said |= {"zero": 1, "sharder": "megatron"}
+    elif said.get("sharder") == "fsdp2":
+        said.setdefault("zero", 3)
 
 
 def _qkv_width(model: Model) -> int:

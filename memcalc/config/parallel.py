@@ -11,6 +11,18 @@ CONTEXT_KINDS = {
     "all_gather": "keys and values are gathered whole",
     "all_to_all": "heads are exchanged for tokens (Ulysses)",
 }
+ZERO = {
+    0: "nothing",
+    1: "the optimizer's states",
+    2: "these and gradients",
+    3: "these, gradients and weights",
+}
+SHARDERS = {
+    "megatron": "Megatron-LM's distributed optimizer, over data- and context-parallel ranks",
+    "deepspeed": "DeepSpeed's ZeRO, over data- and sequence-parallel ranks",
+    "fsdp2": "PyTorch's fully_shard, whose shards of weights are the optimizer's own copy",
+    "nanotron": "nanotron's ZeRO, over data-parallel ranks alone",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,11 @@ class Parallel:
             reads it; None where the layers are spread evenly.
         embedding_as_layer: Whether an even spread counts the embedding as a layer.
         loss_as_layer: Whether it counts the loss as one.
+        zero: What data-parallel ranks split among them, a key of ``ZERO``: Megatron's distributed
+            optimizer is 1, fully sharded data parallelism 3.
+        sharder: Who splits it, a word of ``SHARDERS``.
+        shard_copies: How many copies of the shards there are: hybrid sharding's replicas,
+            instances of Megatron's distributed optimizer.
 
     Raises:
         ConfigError: A degree is out of its bounds, or two contradict each other.
@@ -61,6 +78,9 @@ class Parallel:
     layout: tuple[Chunk, ...] | None = None
     embedding_as_layer: bool = False
     loss_as_layer: bool = False
+    zero: int = 0
+    sharder: str = "megatron"
+    shard_copies: int = 1
 
     @property
     def order(self) -> str:
@@ -143,6 +163,31 @@ class Parallel:
         return self.tp * self.pp * self.dp * self.cp
 
     @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters, experts apart.
+
+        >>> Parallel(tp=8, dp=4, cp=2).replicas
+        8
+        """
+        return self.dp * (1 if self.sharder == "nanotron" else self.cp)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks of a stage that hold the same experts; 1 where it is too few to spread them once.
+
+        >>> Parallel(tp=4, dp=8, ep=8, etp=1).expert_replicas, Parallel(dp=8, ep=8).expert_replicas
+        (4, 1)
+
+        Raises:
+            ConfigError: The experts' ranks do not divide the stage's.
+        """
+        ranks, spread = self.tp * self.cp * self.dp, self.ep * self.expert_tp
+        if ranks <= spread:
+            return 1
+        fields.divides(("expert x expert tensor parallel", spread), ("ranks of a stage", ranks))
+        return ranks // spread
+
+    @property
     def expert_tp(self) -> int:
         """Tensor parallel of the experts.
 
@@ -162,6 +207,7 @@ class Parallel:
             raise ConfigError(f"vpp {self.vpp} (virtual pipeline stages) needs pp of at least 2")
         self._schedule()
         self._split()
+        self._sharding()
 
     def _schedule(self) -> None:
         """Refuse a schedule that the pipeline cannot run."""
@@ -204,3 +250,22 @@ class Parallel:
         chosen = [way for way, there in ways.items() if there]
         if len(chosen) > 1:
             raise ConfigError(f"{chosen[0]} and {chosen[1]} contradict each other")
+
+    def _sharding(self) -> None:
+        """Refuse to split what nobody splits so."""
+        if type(self.zero) is not int or self.zero not in ZERO:
+            raise ConfigError(f"zero must be 0, 1, 2 or 3, not {fields.shown(self.zero)}")
+        fields.word("sharder", self.sharder, SHARDERS)
+        if self.sharder == "fsdp2" and self.zero < 2:
+            raise ConfigError(
+                f"fsdp2 splits weights, gradients and states (zero 3; 2 where it does not reshard "
+                f"after forward), not zero {self.zero}"
+            )
+        if self.sharder == "nanotron" and self.zero > 1:
+            raise ConfigError(f"nanotron splits the optimizer's states (zero 1), not {self.zero}")
+        fields.whole("shard_copies", self.shard_copies, 2**20)
+        fields.divides(
+            ("copies of the shards", self.shard_copies), ("data-parallel ranks", self.replicas)
+        )
+        if self.shard_copies > 1 and self.zero == 0:
+            raise ConfigError("copies of shards have no meaning with zero 0, which splits nothing")

@@ -6,10 +6,22 @@ from memcalc.config import fields
 from memcalc.config.environment import Environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
-from memcalc.config.recompute import METHODS, POLICIES, Policy, policy
+from memcalc.config.recompute import METHODS, POLICIES, REGIONS, Policy, policy
 from memcalc.errors import ConfigError
 
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
+OPTIMIZERS = {
+    "adam": "two moments of each parameter (Adam, AdamW)",
+    "sgd": "a momentum of each parameter",
+    "muon": "a momentum of the matrices of layers, and Adam's moments of all else",
+}
+
+# What an optimizer keeps beside the weights, by its type: bytes of an element.
+MAIN_GRADS = {"fp32": 4, "bf16": 2, "fp16": 2}
+MAIN_PARAMS = {"fp32": 4, "fp16": 2, "remainder": 2, "none": 0}
+MOMENTS = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+FROZEN = (*REGIONS, "embedding", "head")  # the parts of a model that may be frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +43,15 @@ class Run:
         imbalance: How many times its even share of routed tokens the busiest rank of experts
             receives: 1 under a balanced router.
         gpu: The name of the GPU, or None if unknown.
+        optimizer: A word of ``OPTIMIZERS``.
+        main_grads: The type in which gradients are summed over micro-batches.
+        main_params: The type of the optimizer's own copy of weights of fewer bits than fp32:
+            ``remainder`` is what bf16 weights leave out of fp32, ``none`` is no copy.
+        moments: The type of the optimizer's moments.
+        fp8_params: Whether linears' weights are fp8 themselves, under ``fp8`` precision.
+        frozen: Parts that are not trained: names of regions, ``embedding`` or ``head``.
+        bucket: Elements of a bucket of gradients that are reduced together, where the framework
+            has buckets of their own.
         environment: The settings of libraries.
 
     Raises:
@@ -50,6 +71,13 @@ class Run:
     implementation: Implementation = IMPLEMENTATIONS["megatron"]
     imbalance: float = 1
     gpu: str | None = None
+    optimizer: str = "adam"
+    main_grads: str = "fp32"
+    main_params: str = "fp32"
+    moments: str = "fp32"
+    fp8_params: bool = False
+    frozen: tuple[str, ...] = ()
+    bucket: int | None = None
     environment: Environment = Environment()  # noqa: RUF009 - it cannot change
 
     def __post_init__(self) -> None:
@@ -70,6 +98,25 @@ class Run:
         if self.gpu is not None:
             fields.text("gpu", self.gpu)
             gpu(self.gpu)
+        self._training()
+
+    def _training(self) -> None:
+        """Refuse what no optimizer keeps."""
+        fields.word("optimizer", self.optimizer, OPTIMIZERS)
+        fields.word("main_grads", self.main_grads, MAIN_GRADS)
+        fields.word("main_params", self.main_params, MAIN_PARAMS)
+        fields.word("moments", self.moments, MOMENTS)
+        fields.flag("fp8_params", self.fp8_params)
+        if isinstance(self.frozen, str):
+            object.__setattr__(self, "frozen", tuple(self.frozen.split(",")))
+        for word in self.frozen:
+            fields.word("frozen", word, FROZEN)
+        if self.bucket is not None:
+            fields.whole("bucket", self.bucket, 2**40)
+        if self.fp8_params and self.precision != "fp8":
+            raise ConfigError("weights in fp8 need precision fp8")
+        if self.main_params == "remainder" and self.precision not in ("bf16", "fp8"):
+            raise ConfigError(f"main_params remainder is of bf16 weights, not {self.precision}")
 
     def recomputing(self, *words: str) -> "Run":
         """The same run with another recomputation.

@@ -27,13 +27,16 @@ from memcalc.config.readers.megatron_names import (
     IMPLEMENTATIONS,
     LAUNCHER,
     NORMS,
+    OPTIMIZERS,
     POSITIONS,
+    SHARDING,
     SIZES,
     TELLING,
     UNMODELLED,
     UNMODELLED_VALUES,
     VALUES,
 )
+from memcalc.config.run import MOMENTS
 from memcalc.errors import ConfigError, InputError, nearest
 
 Answer = TypeVar("Answer")
@@ -310,6 +313,7 @@ def _source(
 ) -> Source | RunSource:
     """What arguments say, with or without a model."""
     settings = {**_parallel(said, world), **_run(said)}
+    settings |= said.run(_states, said, settings["precision"]) or {}
     model = None
     if any(size in said.words for size in SIZES):
         model = _model(said, name, settings["tp"] or 1, programs)
@@ -423,6 +427,45 @@ def _spread(said: _Arguments) -> dict[str, Any]:
         "embedding_as_layer": said.flag("account-for-embedding-in-pipeline-split") or None,
         "loss_as_layer": said.flag("account-for-loss-in-pipeline-split") or None,
         "microbatch_group_size": said.count("microbatch-group-size-per-virtual-pipeline-stage"),
+    }
+
+
+def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
+    """The optimizer, and the types and the shards of what it keeps.
+
+    Gradients are summed in fp32 under bf16, and in fp16 under fp16, unless an argument says
+    otherwise; the dtypes of a precision-aware optimizer need the flag that asks for one.
+    """
+    settings: dict[str, Any] = {
+        "optimizer": said.word("optimizer", OPTIMIZERS),
+        "distributed_optimizer": said.flag("use-distributed-optimizer") or None,
+        "shard_copies": said.count("num-distributed-optimizer-instances"),
+        "fp8_params": said.flag("fp8-param-gather") or None,
+    }
+    if said.flag("use-megatron-fsdp"):
+        strategy = said.word("data-parallel-sharding-strategy", SHARDING)
+        settings |= {"distributed_optimizer": None, "zero": int(strategy or 0)}
+    if settings["shard_copies"] is not None and not (
+        settings["distributed_optimizer"] or settings.get("zero")
+    ):
+        settings["shard_copies"] = None
+    if said.flag("grad-reduce-in-bf16"):
+        settings["main_grads"] = "bf16"
+    elif precision == "fp16" and not said.flag("accumulate-allreduce-grads-in-fp32"):
+        settings["main_grads"] = "fp16"
+    if not said.flag("use-precision-aware-optimizer"):
+        return settings
+    main = said.text("main-params-dtype") or "fp32"
+    moments = {said.text(f"exp-avg{which}-dtype") or "fp32" for which in ("", "-sq")}
+    if len(moments) > 1:
+        said.unmodelled.append(
+            "moments of two types are not modelled: both are counted in that of more bytes"
+        )
+    remainder = main == "fp32" and precision == "bf16"  # it stores what bf16 leaves out
+    return settings | {
+        "main_grads": said.text("main-grads-dtype") or "fp32",
+        "main_params": "remainder" if remainder else main,
+        "moments": max(moments, key=lambda name: MOMENTS.get(name, 0)),
     }
 
 
