@@ -25,6 +25,9 @@ def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
         if m.model.classes is not None:
             classes = Axis.whole("classes", m.model.classes)
             return ops.cross_entropy(g, "loss", ops.class_logits(g, "output", x, classes))
+        if m.model.pooled:
+            first = ops.pooler(g, "pooler", x)
+            ops.class_logits(g, "next_sentence", first, Axis.whole("2", 2))
         if m.model.head_transform:
             (x,) = ops.linear(
                 g, "transform", x, {"transform_output": (m.h,)}, ops.REPLICATED, bias=True

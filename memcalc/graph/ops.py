@@ -638,6 +638,23 @@ def patch_embedding(g: Graph, name: str, patches: Tensor, tokens: Axis, hidden: 
     return out
 
 
+def pooler(g: Graph, name: str, x: Tensor) -> Tensor:
+    """x (s, b, h) -> (1, b, h) of the first token: a linear and a tanh.
+
+    Saves x, of which the first token is a view, and the tanh, which its gradient is made of.
+    """
+    _, b, hidden = x.axes
+    out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, hidden), g.dtype_bytes)
+    weights = (Weight(f"{name}.weight", (hidden, hidden)), Weight(f"{name}.bias", (hidden,)))
+    saves = (
+        Save(x, "input: its first token is a view of it", TORCH_CHAIN, for_weights=True),
+        Save(out, "output of tanh: its gradient is a function of it", TORCH_CHAIN),
+    )
+    flops = 2 * elements((b, hidden)) * hidden.size
+    g.record(name, "linear", (x,), (out,), saves, flops, weights=weights)
+    return out
+
+
 def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
     """x (s, b, h) -> logits (1, b, classes) by the first token. Saves x, for that is a view."""
     _, b, hidden = x.axes
@@ -1047,7 +1064,9 @@ def _steps(
 ) -> list[Tensor]:
     """The copies of tokens, step by step on their way to the experts."""
     *tokens, features = x.axes
-    part = routed._replace(local=divide(routed.local, g.mesh.x, "routed tokens"))
+    whole = type(routed.local) is int and type(g.mesh.x) is int
+    received = -(-routed.local // g.mesh.x) if whole else routed.local / g.mesh.x
+    part = routed._replace(local=received)
     found: dict[str, tuple[Axis, ...]] = {"sent": (*tokens, chosen)}
     if g.mesh.e != 1:
         found["received"] = (part,)

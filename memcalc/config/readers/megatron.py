@@ -578,8 +578,11 @@ def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Mod
         "vocab_size": _vocabulary(said, tp),
         "max_seq_length": said.count("max-position-embeddings"),
         "mtp_layers": said.count("mtp-num-layers"),
-        "causal": not any(program.startswith("pretrain_bert") for program in programs),
     }
+    if any(program.startswith("pretrain_bert") for program in programs):
+        binary = not said.flag("bert-no-binary-head")
+        facts |= {"causal": False, "head_transform": True, "head_bias": True, "pooled": binary}
+        facts["token_types"] = 2 if binary else None
     if any(program.startswith("pretrain_t5") for program in programs):
         said.unmodelled.append("pretrain_t5 trains two stacks of layers: one is counted")
     stated = {fact: value for fact, value in facts.items() if value is not None}

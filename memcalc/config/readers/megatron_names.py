@@ -49,9 +49,9 @@ UNMODELLED_VALUES = {
 HARMLESS = set(
     """
     activation-func-clamp-value app-tag-run-name app-tag-run-version apply-layernorm-1p
-    async-save auto-detect-ckpt-format barrier-with-L1-time bert-no-binary-head
-    bias-dropout-fusion bias-gelu-fusion bias-swiglu-fusion calculate-per-token-loss
-    check-for-large-grads check-for-nan-in-loss-and-grad check-for-spiky-loss
+    async-save auto-detect-ckpt-format barrier-with-L1-time bias-dropout-fusion bias-gelu-fusion
+    bias-swiglu-fusion calculate-per-token-loss check-for-large-grads
+    check-for-nan-in-loss-and-grad check-for-spiky-loss
     check-weight-hash-across-dp-replicas-interval classes-fraction clip-grad
     create-attention-mask-in-dataloader cuda-graph-scope cuda-graph-warmup-steps
     data-parallel-random-init dataloader-type ddp-average-in-collective DDP-impl decoupled-lr
@@ -72,7 +72,7 @@ HARMLESS = set(
     no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
     no-barrier-with-level-1-timing no-bias-dropout-fusion no-check-for-nan-in-loss-and-grad
     no-ckpt-fully-parallel-save no-data-sharding no-initialization no-load-optim no-load-rng
-    no-log-loss-scale-to-tensorboard no-masked-softmax-fusion no-mmap-bin-files no-one-logger
+    no-log-loss-scale-to-tensorboard no-mmap-bin-files no-one-logger
     no-overlap-p2p-communication no-persist-layer-norm no-pipeline-parallel
     no-query-key-layer-scaling no-rope-freq no-rope-fusion no-save-optim no-save-rng
     no-scatter-gather-tensors-in-pipeline non-persistent-ckpt-type norm-epsilon
@@ -140,11 +140,12 @@ FLAGS = set(
     """
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
     accumulate-allreduce-grads-in-fp32 add-qkv-bias apply-query-key-layer-scaling
-    attention-softmax-in-fp32 bf16 checkpoint-activations cross-entropy-loss-fusion
-    defer-embedding-wgrad-compute deterministic-mode disable-bias-linear fp16 fp8-param-gather
-    grad-reduce-in-bf16 group-query-attention moe-grouped-gemm moe-layer-recompute
-    moe-shared-expert-gate multi-latent-attention no-create-attention-mask-in-dataloader
-    no-gradient-accumulation-fusion no-position-embedding openai-gelu qk-layernorm
+    attention-softmax-in-fp32 bert-no-binary-head bf16 checkpoint-activations
+    cross-entropy-loss-fusion defer-embedding-wgrad-compute deterministic-mode
+    disable-bias-linear fp16 fp8-param-gather grad-reduce-in-bf16 group-query-attention
+    moe-grouped-gemm moe-layer-recompute moe-shared-expert-gate multi-latent-attention
+    no-create-attention-mask-in-dataloader no-gradient-accumulation-fusion
+    no-masked-softmax-fusion no-position-embedding openai-gelu qk-layernorm
     recompute-activations sequence-parallel squared-relu swiglu
     untie-embeddings-and-output-weights use-distributed-optimizer use-flash-attn
     use-legacy-models use-precision-aware-optimizer use-rotary-position-embeddings
