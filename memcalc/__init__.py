@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memcalc.answers.ledger import ledger
     from memcalc.answers.models import models
     from memcalc.answers.recompute import recompute
+    from memcalc.checks.backtest import backtest
     from memcalc.checks.check import check
     from memcalc.config import (
         IMPLEMENTATIONS,
@@ -57,6 +58,7 @@ _PUBLIC = {
     "Report": "memcalc.report:Report",
     "Run": "memcalc.config:Run",
     "UsageError": "memcalc.errors:UsageError",
+    "backtest": "memcalc.checks.backtest:backtest",
     "check": "memcalc.checks.check:check",
     "comm": "memcalc.answers.comm:comm",
     "flops": "memcalc.answers.flops:flops",
@@ -88,6 +90,7 @@ __all__ = [
     "Report",
     "Run",
     "UsageError",
+    "backtest",
     "check",
     "comm",
     "flops",

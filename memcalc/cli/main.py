@@ -21,6 +21,7 @@ COMMANDS = {
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
     "validate": ("memcalc.cli.validate:validate", "Real PyTorch tensors against the ledger."),
     "check": ("memcalc.cli.check:check", "The paper's printed numbers against ours."),
+    "backtest": ("memcalc.cli.backtest:backtest", "Measured training runs against ours."),
     "models": ("memcalc.cli.models:models", "The catalogue of models."),
     "gpus": ("memcalc.cli.gpus:gpus", "The catalogue of GPUs."),
 }

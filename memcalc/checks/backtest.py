@@ -1,0 +1,283 @@
+"""``backtest``: the memory of training runs that really happened, held against the engine."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from memcalc.analysis.device import StageMemory, stage_memory
+from memcalc.checks.runs import Measured, MeasuredRun, read
+from memcalc.config import Config
+from memcalc.report import Column, Report
+from memcalc.units import format_bytes
+
+LARGEST = 3  # parts of a stage that its text names
+BALANCED, UNBALANCED = 1, 1.25  # shares of routed tokens that both are shown
+
+# Arguments of Megatron-LM that change memory in ways that are not modelled: a row that has one, with
+# one of the values where they are given, is flagged, whatever its error.
+FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "use-megatron-fsdp": ("buffers of gathered weights and reduced gradients", ()),
+    "use-torch-fsdp2": ("buffers of gathered weights and reduced gradients", ()),
+    "cuda-graph-impl": ("graphs hold memory of their own", ()),
+    "enable-cuda-graph": ("graphs hold memory of their own", ()),
+    "external-cuda-graph": ("graphs hold memory of their own", ()),
+    "fp8-format": ("quantised copies of weights and activations", ()),
+    "fp4-format": ("quantised copies of weights and activations", ()),
+    "overlap-moe-expert-parallel-comm": ("two micro-batches at once", ()),
+    "delay-wgrad-compute": ("inputs kept until weights' gradients are due", ()),
+    "tp-comm-overlap": ("buffers of overlapped communication", ()),
+    "use-transformer-engine-op-fuser": ("other operations keep other tensors", ()),
+    "moe-token-dispatcher-type": ("another way to the experts", ("allgather", "flex")),
+    "cpu-offloading": ("activations on the host", ()),
+    "fine-grained-activation-offloading": ("activations on the host", ()),
+    "optimizer-cpu-offload": ("the optimizer on the host", ()),
+    "heterogeneous-layers-config-path": ("layers that differ", ()),
+    "heterogeneous-layers-config-encoded-json": ("layers that differ", ()),
+    "hybrid-override-pattern": ("layers of state-space models", ()),
+    "is-hybrid-model": ("layers of state-space models", ()),
+    "retro-add-retriever": ("a retriever", ()),
+    "encoder-num-layers": ("two stacks of layers", ()),
+    "decoder-num-layers": ("two stacks of layers", ()),
+}
+UNKNOWN_WORLD = "unknown world size"
+SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")  # where it matters
+
+
+class Stages(tuple[Any, ...]):
+    """What a row says of every stage that was measured; as a text, where the memory goes."""
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"stage {each['stage']}, {each['phase']}: "
+            + ", ".join(f"{p['name']} {format_bytes(p['bytes'])}" for p in each["parts"][:LARGEST])
+            for each in self
+        )
+
+
+class Row(NamedTuple):
+    """A run, predicted.
+
+    Attributes:
+        run: The run.
+        measured: What was measured on the stage with the highest measured peak.
+        predicted: What a rank of that stage holds.
+        flags: The unmodelled options that it has, from its arguments alone.
+        stages: The same of every stage that was measured.
+    """
+
+    run: MeasuredRun
+    measured: Measured
+    predicted: StageMemory
+    flags: Sequence[str]
+    stages: Stages
+
+    @property
+    def peak_error(self) -> float:
+        """(predicted - measured) / measured, of the peak."""
+        return error(self.predicted.peak.bytes, self.measured.peak)
+
+    @property
+    def steady_error(self) -> float | None:
+        """The same of what stays between steps; None where that was not measured."""
+        if self.measured.steady is None:
+            return None
+        return error(self.predicted.steady.bytes, self.measured.steady)
+
+
+def error(predicted: int, measured: int) -> float:
+    """The signed relative error of a prediction.
+
+    >>> error(98, 100)
+    -0.02
+    """
+    return float(Fraction(predicted - measured, measured))
+
+
+def rows(path: Path) -> list[Row]:
+    """The runs of a file, each with what is predicted of it.
+
+    Raises:
+        InputError: The file cannot be read, or a row of it is of neither form.
+        ConfigError: What a row says cannot be.
+    """
+    return [_row(run) for run in read(path)]
+
+
+def flags(values: Mapping[str, str], world: int | None) -> list[str]:
+    """The unmodelled options of a launch, from its arguments alone, by the table ``FLAGS``.
+
+    >>> flags({"fp8-format": "hybrid", "moe-token-dispatcher-type": "alltoall"}, 8)
+    ['--fp8-format']
+    >>> flags({"use-distributed-optimizer": "True"}, None)
+    ['unknown world size']
+    """
+    found = []
+    for name, (_, words) in FLAGS.items():
+        value = values.get(name)
+        if value is None or value in ("none", "0") or (words and value not in words):
+            continue
+        found.append(f"--{name} {value}" if words else f"--{name}")
+    if world is None and any(name in values for name in SHARDED):
+        found.append(UNKNOWN_WORLD)
+    return found
+
+
+def backtest(path: Path, max_error: float | None = None) -> Report:
+    """A row a run: what was measured and what is predicted, of the stage that held most.
+
+    Args:
+        path: A file of JSON lines: runs of Megatron-LM's functional tests, or SimuMax's.
+        max_error: The most that the median absolute error of the peak of unflagged rows may be, as
+            a ratio; where it is more, the report has a failure.
+
+    Raises:
+        InputError: The file cannot be read, or a row of it is of neither form.
+        ConfigError: What a row says cannot be.
+    """
+    found = rows(path)
+    unflagged = [row for row in found if not row.flags]
+    return Report(
+        "backtest",
+        f"{len(found)} measured runs against their predictions",
+        (
+            Column("id", "text"),
+            Column("stage", "count"),
+            Column("measured_peak_bytes", "bytes"),
+            Column("predicted_peak_bytes", "bytes"),
+            Column("peak_error", "ratio"),
+            Column("measured_steady_bytes", "bytes", detail=True),
+            Column("predicted_steady_bytes", "bytes", detail=True),
+            Column("steady_error", "ratio"),
+            Column("unmodelled", "text"),
+            Column("stages", "text", detail=True),
+        ),
+        tuple(
+            (
+                row.run.id,
+                row.measured.stage,
+                row.measured.peak,
+                row.predicted.peak.bytes,
+                row.peak_error,
+                row.measured.steady,
+                row.predicted.steady.bytes,
+                row.steady_error,
+                ", ".join(row.flags),
+                row.stages,
+            )
+            for row in found
+        ),
+        {},
+        (
+            *_summary("unflagged rows", unflagged),
+            *_summary("all rows", found),
+            f"{len(found) - len(unflagged)} of {len(found)} rows flagged as unmodelled "
+            f"({100 * (len(found) - len(unflagged)) / len(found):.1f} %), by their arguments",
+            *_assumed(found),
+            *_routed(found),
+        ),
+        _failures(unflagged, max_error),
+    )
+
+
+def _row(run: MeasuredRun) -> Row:
+    predicted = {each.stage: stage_memory(run.config, each.stage) for each in run.measured}
+    highest = max(run.measured, key=lambda each: each.peak)
+    stages = Stages(_stage(run.config, each, predicted[each.stage]) for each in run.measured)
+    found = flags(run.values, run.world)
+    return Row(run, highest, predicted[highest.stage], found, stages)
+
+
+def _stage(config: Config, measured: Measured, predicted: StageMemory) -> dict[str, Any]:
+    """What is said of one stage: errors, the phase of its peak, and its parts, the largest first."""
+    parts = sorted(predicted.peak.parts, key=lambda part: -part.bytes)
+    found = {
+        "stage": measured.stage,
+        "measured_peak_bytes": measured.peak,
+        "predicted_peak_bytes": predicted.peak.bytes,
+        "peak_error": error(predicted.peak.bytes, measured.peak),
+        "phase": predicted.peak.name,
+        "parts": [{"name": p.name, "group": p.group, "bytes": p.bytes} for p in parts],
+    }
+    if config.model.experts is not None:
+        found["predicted_peak_bytes_by_imbalance"] = {
+            f"{share:g}": _unbalanced(config, measured.stage, share)
+            for share in (BALANCED, UNBALANCED)
+        }
+    return found
+
+
+def _unbalanced(config: Config, stage: int, share: float) -> int:
+    run = replace(config.run, imbalance=share)
+    return stage_memory(replace(config, run=run), stage).peak.bytes
+
+
+def _summary(name: str, found: Sequence[Row]) -> list[str]:
+    """The distribution of the absolute errors, in %."""
+    peaks = [abs(row.peak_error) for row in found]
+    steady = [abs(row.steady_error) for row in found if row.steady_error is not None]
+    return [
+        f"absolute error of the {what}, {len(errors)} {name}: {_distribution(errors)}"
+        for what, errors in (("peak", peaks), ("steady bytes", steady))
+        if errors
+    ]
+
+
+def _distribution(errors: Iterable[float]) -> str:
+    ordered = sorted(errors)
+    ninetieth = ordered[ceil(0.9 * len(ordered)) - 1]
+    numbers = {
+        "median": median(ordered),
+        "mean": mean(ordered),
+        "90th percentile": ninetieth,
+        "maximum": ordered[-1],
+    }
+    return ", ".join(f"{name} {100 * value:.2f} %" for name, value in numbers.items())
+
+
+def _assumed(found: Iterable[Row]) -> list[str]:
+    """What rows were assumed to be, a line for each assumption."""
+    counts: dict[str, int] = {}
+    for row in found:
+        for note in row.run.notes:
+            counts[note] = counts.get(note, 0) + 1
+    return [f"assumed of {number} rows: {note}" for note, number in counts.items()]
+
+
+def _routed(found: Sequence[Row]) -> list[str]:
+    """The error of rows with experts, under both shares of routed tokens."""
+    errors: dict[str, list[float]] = {}
+    for row in found:
+        by_share = next(
+            (
+                each["predicted_peak_bytes_by_imbalance"]
+                for each in row.stages
+                if each["stage"] == row.measured.stage and not row.flags
+                if "predicted_peak_bytes_by_imbalance" in each
+            ),
+            {},
+        )
+        for share, predicted in by_share.items():
+            errors.setdefault(share, []).append(error(predicted, row.measured.peak))
+    return [
+        f"experts, imbalance {share}: {len(values)} unflagged rows, peaks off by "
+        f"{100 * median(values):+.2f} % in the median"
+        for share, values in errors.items()
+    ]
+
+
+def _failures(unflagged: Sequence[Row], max_error: float | None) -> tuple[str, ...]:
+    if max_error is None:
+        return ()
+    if not unflagged:
+        return ("no row is unflagged, and so none can be held to a bound",)
+    middle = median(abs(row.peak_error) for row in unflagged)
+    if middle <= max_error:
+        return ()
+    return (
+        f"the median error of {len(unflagged)} unflagged peaks is {100 * middle:.2f} %, above the "
+        f"{100 * max_error:g} % that are allowed",
+    )
