@@ -16,9 +16,10 @@ from memcalc.units import format_bytes
 
 LARGEST = 3  # parts of a stage that its text names
 BALANCED, UNBALANCED = 1, 1.25  # shares of routed tokens that both are shown
+BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 
-# Arguments of Megatron-LM that change memory in ways that are not modelled: a row that has one, with
-# one of the values where they are given, is flagged, whatever its error.
+# Arguments of Megatron-LM that change memory in ways that are not modelled: why, and the values
+# that do, if not all. A row that has one is flagged, whatever its error.
 FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "use-megatron-fsdp": ("buffers of gathered weights and reduced gradients", ()),
     "use-torch-fsdp2": ("buffers of gathered weights and reduced gradients", ()),
@@ -192,7 +193,7 @@ def _row(run: MeasuredRun) -> Row:
 
 
 def _stage(config: Config, measured: Measured, predicted: StageMemory) -> dict[str, Any]:
-    """What is said of one stage: errors, the phase of its peak, and its parts, the largest first."""
+    """What is said of one stage: its error, the phase of its peak, its parts by size."""
     parts = sorted(predicted.peak.parts, key=lambda part: -part.bytes)
     found = {
         "stage": measured.stage,
@@ -203,7 +204,7 @@ def _stage(config: Config, measured: Measured, predicted: StageMemory) -> dict[s
         "parts": [{"name": p.name, "group": p.group, "bytes": p.bytes} for p in parts],
     }
     if config.model.experts is not None:
-        found["predicted_peak_bytes_by_imbalance"] = {
+        found[BY_IMBALANCE] = {
             f"{share:g}": _unbalanced(config, measured.stage, share)
             for share in (BALANCED, UNBALANCED)
         }
@@ -248,20 +249,13 @@ def _assumed(found: Iterable[Row]) -> list[str]:
 
 
 def _routed(found: Sequence[Row]) -> list[str]:
-    """The error of rows with experts, under both shares of routed tokens."""
+    """The error of unflagged rows with experts, under both shares of routed tokens."""
     errors: dict[str, list[float]] = {}
     for row in found:
-        by_share = next(
-            (
-                each["predicted_peak_bytes_by_imbalance"]
-                for each in row.stages
-                if each["stage"] == row.measured.stage and not row.flags
-                if "predicted_peak_bytes_by_imbalance" in each
-            ),
-            {},
-        )
-        for share, predicted in by_share.items():
-            errors.setdefault(share, []).append(error(predicted, row.measured.peak))
+        (stage,) = (each for each in row.stages if each["stage"] == row.measured.stage)
+        if not row.flags:
+            for share, predicted in stage.get(BY_IMBALANCE, {}).items():
+                errors.setdefault(share, []).append(error(predicted, row.measured.peak))
     return [
         f"experts, imbalance {share}: {len(values)} unflagged rows, peaks off by "
         f"{100 * median(values):+.2f} % in the median"

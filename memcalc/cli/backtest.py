@@ -36,9 +36,7 @@ class Share(click.ParamType[float]):
     help="Fail where the median error of the unflagged rows' peaks is more, such as 2%.",
 )
 @options(*SHOW)
-def backtest(
-    file: Path, max_error: float | None, format_: str | None, output: Path | None
-) -> None:
+def backtest(file: Path, max_error: float | None, format_: str | None, output: Path | None) -> None:
     """Measured training runs against their predictions.
 
     FILE has a run on each line, as JSON: arguments of Megatron-LM with the peak and the steady
