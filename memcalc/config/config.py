@@ -250,18 +250,12 @@ RUN_SETTINGS = (
     "imbalance",
     "recompute_method",
     "recompute_layers",
-<<<<<<< HEAD
+    "environment",
     *("optimizer", "main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
 )
 OTHER_SETTINGS = (
-    *("recompute", "implementation", "attention", "expert_products", "dropout"),
-    "distributed_optimizer",
-=======
-    "environment",
-)
-OTHER_SETTINGS = (
     *("recompute", "implementation", "attention", "expert_products", "cross_entropy", "dropout"),
->>>>>>> gpu-backtest
+    "distributed_optimizer",
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
