@@ -277,6 +277,8 @@ def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
     for op in graph.ops:
         trained = not {region.name for region in op.regions} & set(config.run.frozen)
         for weight in op.weights:
+            if weight.shared:
+                continue
             matrix = name not in ends and weight.name.endswith(".weight") and op.kind in PRODUCTS
             kind = Kind(op.name in OF_EXPERTS, op.kind if matrix else "", trained)
             found[kind] += prod(axis.local for axis in weight.axes)
