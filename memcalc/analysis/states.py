@@ -276,9 +276,7 @@ def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
     found: Counter[Kind] = Counter()
     for op in graph.ops:
         trained = not {region.name for region in op.regions} & set(config.run.frozen)
-        for weight in op.weights:
-            if weight.shared:
-                continue
+        for weight in (each for each in op.weights if not each.shared):
             matrix = name not in ends and weight.name.endswith(".weight") and op.kind in PRODUCTS
             kind = Kind(op.name in OF_EXPERTS, op.kind if matrix else "", trained)
             found[kind] += prod(axis.local for axis in weight.axes)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.config import fields
+from memcalc.config.environment import Environment
+from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
@@ -250,12 +252,12 @@ RUN_SETTINGS = (
     "imbalance",
     "recompute_method",
     "recompute_layers",
-    "environment",
     *("optimizer", "main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
+    "environment",
 )
 OTHER_SETTINGS = (
-    *("recompute", "implementation", "attention", "expert_products", "cross_entropy", "dropout"),
-    "distributed_optimizer",
+    *("recompute", "implementation", "attention", "expert_products", "dropout"),
+    *("cross_entropy", "batch_first", "distributed_optimizer"),
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -386,8 +388,23 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
                 "of transformers-eager and transformers-sdpa, choose the other"
             )
         kernels = replace(kernels, attention=said["attention"])
-    given = ("expert_products", "cross_entropy")
-    return replace(kernels, **{name: said[name] for name in given if name in said})
+    given = ("expert_products", "cross_entropy", "batch_first")
+    chosen = {name: said[name] for name in given if name in said}
+    return replace(kernels, **{"batch_first": _batch_first(kernels, said), **chosen})
+
+
+def _batch_first(kernels: Implementation, said: Mapping[str, Any]) -> bool:
+    """Whether Transformer Engine, left to itself, takes FlashAttention rather than cuDNN's kernel.
+
+    Before Hopper it does, and on Blackwell where results must be the same each time (Transformer
+    Engine, dot_product_attention/utils.py: get_attention_backend).
+    """
+    name = said.get("gpu")
+    if name is None or not kernels.norms_in_linears or kernels.attention != "flash":
+        return kernels.batch_first
+    environment = said.get("environment", Environment())
+    capability = gpu(name).capability
+    return capability < 90 or (capability >= 100 and environment.deterministic)
 
 
 def _words(value: Any) -> tuple[str, ...]:

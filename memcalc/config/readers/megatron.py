@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 from memcalc.config import fields, pipeline, recompute
 from memcalc.config.config import RunSource, Source
+from memcalc.config.environment import Environment
 from memcalc.config.model import Model
 from memcalc.config.readers import shell
 from memcalc.config.readers.megatron_names import (
     ACTIVATIONS,
     BACKENDS,
     CONTEXT_KINDS,
+    CROSS_ENTROPIES,
     FLAGS,
     HARMLESS,
     HARMLESS_FAMILIES,
@@ -150,8 +152,16 @@ def read_script(text: str, name: str) -> Source | RunSource:
     return _source(said, name, _world(said, script), programs)
 
 
-def read_yaml(content: Mapping[str, Any], name: str) -> Source | RunSource:
-    """What a YAML of ``MODEL_ARGS`` says; ``name`` is what to call the model.
+def read_yaml(
+    content: Mapping[str, Any], name: str, world: int | None = None, program: str = ""
+) -> Source | RunSource:
+    """What a YAML of ``MODEL_ARGS`` says.
+
+    Args:
+        content: The YAML.
+        name: What to call the model.
+        world: The GPUs that it runs on, where that is known.
+        program: The file name of the program that is given the arguments.
 
     Raises:
         InputError: ``MODEL_ARGS`` does not hold arguments.
@@ -170,7 +180,7 @@ def read_yaml(content: Mapping[str, Any], name: str) -> Source | RunSource:
         for key, value in given.items()
         if value is not None and value is not False
     }
-    return _source(_Arguments(words), name, None, ())
+    return _source(_Arguments(words), name, world, {program})
 
 
 def _yaml_words(key: str, value: Any) -> list[str]:
@@ -370,7 +380,10 @@ def _run(said: _Arguments) -> dict[str, Any]:
     implementation = said.run(said.word, "transformer-impl", IMPLEMENTATIONS)
     if said.flag("use-legacy-models"):
         implementation = "megatron-local"
+    if said.text("spec") == "local":
+        implementation = "megatron-local"
     attention = said.run(said.word, "attention-backend", BACKENDS)
+    kernel = said.text("attention-backend")
     if implementation == "megatron-local" and said.flag("use-flash-attn"):
         attention = "flash"
     length = "encoder-seq-length" if "encoder-seq-length" in said.words else "seq-length"
@@ -381,7 +394,28 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "precision": precision,
         "implementation": implementation or "megatron",
         "attention": attention or None,
+        "batch_first": {"flash": True, "fused": False}.get(kernel or ""),
+        "cross_entropy": said.run(_cross_entropy, said),
+        "environment": said.run(_environment, said),
     }
+
+
+def _cross_entropy(said: _Arguments) -> str | None:
+    """How the loss is made of logits."""
+    if not said.flag("cross-entropy-loss-fusion"):
+        return None
+    return said.word("cross-entropy-fusion-impl", CROSS_ENTROPIES) or "native"
+
+
+def _environment(said: _Arguments) -> Environment:
+    """What decides which buffers there are."""
+    limit = said.count("wgrad-deferral-limit") or 2**31
+    return Environment(
+        deterministic=said.flag("deterministic-mode"),
+        fused_gradients=not said.flag("no-gradient-accumulation-fusion"),
+        deferred_gradients=limit if said.flag("defer-embedding-wgrad-compute") else 0,
+        loader_mask=not said.flag("no-create-attention-mask-in-dataloader"),
+    )
 
 
 def _spread(said: _Arguments) -> dict[str, Any]:

@@ -7,7 +7,6 @@ UNMODELLED = {
     "cpu-offloading-num-layers": "less is kept on the GPU than counted",
     "cuda-graph-impl": "more than counted: graphs hold buffers of their own",
     "decoder-num-layers": "the decoder's layers are not counted",
-    "defer-embedding-wgrad-compute": "more than counted: the head's inputs are kept longer",
     "delay-wgrad-compute": "more than counted: inputs are kept until weights' gradients are due",
     "distribute-saved-activations": "less than counted: kept inputs are split over ranks",
     "enable-gpt-oss": "the defaults that it stands for are not read",
@@ -54,10 +53,9 @@ HARMLESS = set(
     bias-dropout-fusion bias-gelu-fusion bias-swiglu-fusion calculate-per-token-loss
     check-for-large-grads check-for-nan-in-loss-and-grad check-for-spiky-loss
     check-weight-hash-across-dp-replicas-interval classes-fraction clip-grad
-    create-attention-mask-in-dataloader cross-entropy-fusion-impl cross-entropy-loss-fusion
-    cuda-graph-scope cuda-graph-warmup-steps data-parallel-random-init dataloader-type
-    ddp-average-in-collective DDP-impl decoupled-lr decoupled-min-lr deepspeed
-    deepspeed-activation-checkpointing deepspeed-config deterministic-mode
+    create-attention-mask-in-dataloader cuda-graph-scope cuda-graph-warmup-steps
+    data-parallel-random-init dataloader-type ddp-average-in-collective DDP-impl decoupled-lr
+    decoupled-min-lr deepspeed deepspeed-activation-checkpointing deepspeed-config
     disable-bf16-reduced-precision-matmul distrib-optim-fully-reshardable-mem-efficient
     empty-unused-memory-level enable-experimental enable-ft-package enable-gloo-process-groups
     end-weight-decay eod-mask-loss finetune first-last-layers-bf16 fp16-lm-cross-entropy
@@ -73,8 +71,7 @@ HARMLESS = set(
     mrope-section mscale mscale-all-dim mtp-loss-scaling-factor nccl-communicator-config-path
     nccl-ub no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
     no-barrier-with-level-1-timing no-bias-dropout-fusion no-check-for-nan-in-loss-and-grad
-    no-ckpt-fully-parallel-save no-create-attention-mask-in-dataloader no-data-sharding
-    no-gradient-accumulation-fusion no-initialization no-load-optim no-load-rng
+    no-ckpt-fully-parallel-save no-data-sharding no-initialization no-load-optim no-load-rng
     no-log-loss-scale-to-tensorboard no-masked-softmax-fusion no-mmap-bin-files no-one-logger
     no-overlap-p2p-communication no-persist-layer-norm no-pipeline-parallel
     no-query-key-layer-scaling no-rope-freq no-rope-fusion no-save-optim no-save-rng
@@ -93,8 +90,7 @@ HARMLESS = set(
     use-mcore-models use-mp-args-from-checkpoint-args use-nccl-ub use-one-sent-docs
     use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling
     use-sharp use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping vocab-extra-ids
-    vocab-file warmup weight-decay weight-decay-incr-style wgrad-deferral-limit world-size
-    yaml-cfg zero-stage
+    vocab-file warmup weight-decay weight-decay-incr-style world-size yaml-cfg zero-stage
     """.split()  # noqa: SIM905 - words read best as words
 )
 HARMLESS_FAMILIES = tuple(
@@ -137,37 +133,40 @@ BACKENDS = {
     "unfused": "unfused",
     "local": "unfused",
 }
+CROSS_ENTROPIES = {"native": "native", "te": "te", "linear": "chunked"}
 IMPLEMENTATIONS = {"transformer_engine": "megatron", "local": "megatron-local"}
 # What is read, by how it stands: alone, or before a value.
 FLAGS = set(
     """
-    accumulate-allreduce-grads-in-fp32 account-for-embedding-in-pipeline-split
-    account-for-loss-in-pipeline-split add-qkv-bias apply-query-key-layer-scaling
-    attention-softmax-in-fp32 bf16 checkpoint-activations disable-bias-linear fp16
-    fp8-param-gather grad-reduce-in-bf16 group-query-attention moe-layer-recompute
-    moe-shared-expert-gate multi-latent-attention no-position-embedding openai-gelu qk-layernorm
+    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
+    accumulate-allreduce-grads-in-fp32 add-qkv-bias apply-query-key-layer-scaling
+    attention-softmax-in-fp32 bf16 checkpoint-activations cross-entropy-loss-fusion
+    defer-embedding-wgrad-compute deterministic-mode disable-bias-linear fp16 fp8-param-gather
+    grad-reduce-in-bf16 group-query-attention moe-layer-recompute moe-shared-expert-gate
+    multi-latent-attention no-create-attention-mask-in-dataloader
+    no-gradient-accumulation-fusion no-position-embedding openai-gelu qk-layernorm
     recompute-activations sequence-parallel squared-relu swiglu
-    untie-embeddings-and-output-weights use-distributed-optimizer use-precision-aware-optimizer
-    use-flash-attn use-legacy-models use-rotary-position-embeddings
+    untie-embeddings-and-output-weights use-distributed-optimizer use-flash-attn
+    use-legacy-models use-precision-aware-optimizer use-rotary-position-embeddings
     """.split()  # noqa: SIM905 - words read best as words
 )
 VALUES = set(
     """
     activations-checkpoint-method attention-backend attention-dropout context-parallel-size
-    cp-comm-type data-parallel-sharding-strategy decoder-first-pipeline-num-layers
-    decoder-last-pipeline-num-layers encoder-num-layers encoder-seq-length
-    expert-model-parallel-size expert-tensor-parallel-size extra-vocab-size ffn-hidden-size
-    global-batch-size hidden-dropout hidden-size kv-channels kv-lora-rank main-grads-dtype
-    main-params-dtype make-vocab-size-divisible-by max-position-embeddings micro-batch-size
-    moe-expert-capacity-factor moe-ffn-hidden-size moe-layer-freq moe-router-score-function
-    moe-router-topk moe-shared-expert-intermediate-size mtp-num-layers normalization
-    num-attention-heads num-experts num-layers num-layers-per-virtual-pipeline-stage
-    num-distributed-optimizer-instances num-query-groups num-virtual-stages-per-pipeline-rank
+    cp-comm-type cross-entropy-fusion-impl data-parallel-sharding-strategy
+    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers encoder-num-layers
+    encoder-seq-length expert-model-parallel-size expert-tensor-parallel-size extra-vocab-size
+    ffn-hidden-size global-batch-size hidden-dropout hidden-size kv-channels kv-lora-rank
+    main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
+    micro-batch-size moe-expert-capacity-factor moe-ffn-hidden-size moe-layer-freq
+    moe-router-score-function moe-router-topk moe-shared-expert-intermediate-size mtp-num-layers
+    normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
+    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
     optimizer padded-vocab-size pipeline-model-parallel-layout pipeline-model-parallel-size
     position-embedding-type q-lora-rank qk-head-dim qk-pos-emb-head-dim rampup-batch-size
     recompute-granularity recompute-method recompute-modules recompute-num-layers seq-length
     softmax-type tensor-model-parallel-size transformer-impl v-head-dim vocab-size
-    window-attn-skip-freq window-size
+    wgrad-deferral-limit window-attn-skip-freq window-size
     """.split()  # noqa: SIM905 - as above
 )
 

@@ -1,0 +1,315 @@
+"""Measured training runs, read from a file of JSON lines: what was run, and what was measured.
+
+Two forms of rows are known: those of Megatron-LM's own functional tests, with the arguments of the
+launch, and those of SimuMax's runs, with the model, its parallelism and its run. Either becomes
+Megatron-LM's arguments, and these are read as those of any launch file.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memcalc.config import Config
+from memcalc.config.config import RunSource, configure
+from memcalc.config.environment import Environment
+from memcalc.config.readers import megatron, parse
+from memcalc.errors import ConfigError, InputError
+from memcalc.units import MIB
+
+MAX_BYTES = 64 * 2**20
+MAX_ROWS = 100_000
+MOST = 2**50  # bytes that a GPU may have held
+
+# The program that a row's arguments were given to, by the first word of its id.
+PROGRAMS = {"bert": "pretrain_bert.py", "t5": "pretrain_t5.py"}
+BERT_VOCABULARY = 30522  # bert-large-uncased
+
+# Of a container family, PyTorch's version: what decides cuBLAS's workspaces on Blackwell.
+PYTORCH = {"dev": (2, 12), "lts": (2, 6)}
+
+
+class Measured(NamedTuple):
+    """What was measured on a rank of one stage, in bytes.
+
+    Attributes:
+        stage: The stage, counted from 0.
+        peak: The allocator's peak.
+        steady: What is allocated between steps, or None where that was not measured.
+    """
+
+    stage: int
+    peak: int
+    steady: int | None
+
+
+class MeasuredRun(NamedTuple):
+    """A row.
+
+    Attributes:
+        id: What the row is called.
+        config: What was run.
+        measured: What was measured, stage by stage.
+        words: The names of the launch's arguments.
+        values: The arguments with their values, as words.
+        world: How many GPUs there were, or None where that is unknown.
+        notes: What was assumed.
+    """
+
+    id: str
+    config: Config
+    measured: Sequence[Measured]
+    values: Mapping[str, str]
+    world: int | None
+    notes: Sequence[str]
+
+
+def read(path: Path) -> list[MeasuredRun]:
+    """The rows of a file.
+
+    Raises:
+        InputError: The file cannot be read, or a row of it is of neither form.
+        ConfigError: What a row says cannot be.
+    """
+    found: dict[str, tuple[int, MeasuredRun]] = {}
+    for number, line in _lines(path):
+        where = f"{path}: line {number}"
+        run = _run(parse(line, where), where)
+        if run.id in found:
+            raise InputError(f"{where}: the id {run.id!r} stands on line {found[run.id][0]} too")
+        found[run.id] = number, run
+    if not found:
+        raise InputError(f"{path}: the file has no rows")
+    return [run for _, run in found.values()]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    if not os.path.isfile(path):
+        problem = "not a regular file" if os.path.exists(path) else "no such file"
+        raise InputError(f"{path}: {problem}")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
+    lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
+    if len(lines) > MAX_ROWS:
+        raise InputError(f"{path}: more than {MAX_ROWS} rows")
+    yield from lines
+
+
+def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
+    """A row of either form, from its JSON."""
+    read_ = _of_megatron if "args" in row else _of_simumax
+    try:
+        return read_(_Row(row, where))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(where) else f"{where}: {text}") from error
+
+
+class _Row:
+    """A JSON object whose values are asked for by their type."""
+
+    def __init__(self, content: Mapping[str, Any], where: str, name: str = "") -> None:
+        self.content = content
+        self.where = where
+        self.name = name
+
+    def _refuse(self, key: str, what: str) -> InputError:
+        return InputError(f"{self.where}: {self.name}{key} must be {what}")
+
+    def inside(self, key: str) -> "_Row":
+        value = self.content.get(key)
+        if not isinstance(value, dict):
+            raise self._refuse(key, "an object")
+        return _Row(value, self.where, f"{self.name}{key}.")
+
+    def text(self, key: str) -> str:
+        value = self.content.get(key)
+        if not isinstance(value, str) or not 0 < len(value) <= 1000 or not value.isprintable():
+            raise self._refuse(key, "a line of text")
+        return value
+
+    def count(self, key: str) -> int | None:
+        value = self.content.get(key)
+        if value is not None and (type(value) is not int or not 1 <= value <= 2**31):
+            raise self._refuse(key, f"a whole number from 1 to {2**31}, or null")
+        return value
+
+    def size(self, key: str) -> int:
+        """Bytes."""
+        value = self.content.get(key)
+        if type(value) is not int or not 1 <= value <= MOST:
+            raise self._refuse(key, f"a whole number of bytes from 1 to {MOST}")
+        return value
+
+    def mebibytes(self, key: str) -> list[int]:
+        """Bytes, from a list of numbers of MiB."""
+        values = self.content.get(key)
+        if not isinstance(values, list) or not values or len(values) > 2**20:
+            raise self._refuse(key, "a list of numbers of MiB, one a stage")
+        for value in values:
+            if type(value) not in (int, float) or not 0 < value <= MOST / MIB:
+                raise self._refuse(key, f"a list of numbers of MiB above 0, up to {MOST // MIB}")
+        return [round(value * MIB) for value in values]
+
+    def words(self) -> dict[str, str]:
+        """Arguments or variables, each one value as a word; of a flag the word is ``True``."""
+        found = {}
+        for key, value in self.content.items():
+            plain = isinstance(value, str) or type(value) in (int, bool)
+            plain = plain or (type(value) is float and math.isfinite(value))
+            if not plain or not re.fullmatch(r"[A-Za-z][\w-]{0,99}", key) or len(str(value)) > 1000:
+                raise self._refuse(key[:40], "a number, a word or true")
+            if value is not False:
+                found[key] = str(value)
+        return found
+
+
+def _of_megatron(row: _Row) -> MeasuredRun:
+    """A run of Megatron-LM's functional tests, measured by the last rank."""
+    name = row.text("id")
+    values, variables = row.inside("args").words(), row.inside("env").words()
+    program = PROGRAMS.get(name.split(".")[0], "pretrain_gpt.py")
+    size = row.inside("vocabulary").count("size")
+    notes = []
+    if size is None and program == "pretrain_bert.py":
+        size = BERT_VOCABULARY
+        notes.append(f"vocabulary {size} (bert-large-uncased)")
+    if size is not None:
+        values.setdefault("vocab-size", str(size))
+    world = row.count("gpus")
+    given = row.text("image")
+    environment = Environment(
+        pytorch=PYTORCH.get(given),
+        cublas_workspace=variables.get("CUBLAS_WORKSPACE_CONFIG"),
+        deterministic=variables.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
+    )
+    config = _config(name, values, world, program, row.text("gpu"), environment)
+    measured = row.inside("measured")
+    last = Measured(
+        config.parallel.pp - 1, measured.size("peak_bytes"), measured.size("steady_bytes")
+    )
+    return MeasuredRun(name, config, (last,), values, world, notes)
+
+
+def _config(
+    name: str,
+    values: Mapping[str, str],
+    world: int | None,
+    program: str,
+    gpu: str,
+    environment: Environment,
+) -> Config:
+    """The Config of a launch's arguments, on a GPU and in an environment."""
+    arguments = {key: True if value == "True" else value for key, value in values.items()}
+    source = megatron.read_yaml({"MODEL_ARGS": arguments}, name, world, program)
+    if isinstance(source, RunSource):
+        raise ConfigError("a run without a model")
+    said = source.settings["environment"]
+    environment = replace(
+        said,
+        pytorch=environment.pytorch,
+        cublas_workspace=environment.cublas_workspace,
+        deterministic=said.deterministic or environment.deterministic,
+    )
+    return configure(source, {"gpu": gpu.lower(), "environment": environment})
+
+
+# SimuMax's names of sizes, as arguments of Megatron-LM.
+SIZES = {
+    "hidden_size": "hidden-size",
+    "num_attention_heads": "num-attention-heads",
+    "num_query_groups": "num-query-groups",
+    "kv_channels": "kv-channels",
+    "ffn_hidden_size": "ffn-hidden-size",
+    "num_layers": "num-layers",
+    "moe_ffn_hidden_size": "moe-ffn-hidden-size",
+    "moe_shared_expert_intermediate_size": "moe-shared-expert-intermediate-size",
+    "num_experts": "num-experts",
+    "moe_router_topk": "moe-router-topk",
+    "q_lora_rank": "q-lora-rank",
+    "kv_lora_rank": "kv-lora-rank",
+    "qk_head_dim": "qk-head-dim",
+    "qk_pos_emb_head_dim": "qk-pos-emb-head-dim",
+    "v_head_dim": "v-head-dim",
+}
+DEGREES = {
+    "tensor": "tensor-model-parallel-size",
+    "pipeline": "pipeline-model-parallel-size",
+    "context": "context-parallel-size",
+    "expert": "expert-model-parallel-size",
+    "expert_tensor": "expert-tensor-parallel-size",
+}
+
+
+def _of_simumax(row: _Row) -> MeasuredRun:
+    """A run of Megatron-LM that SimuMax measured, on every stage."""
+    name, world = row.text("id"), row.count("gpus")
+    model, parallel, run = row.inside("model"), row.inside("parallel"), row.inside("run")
+    values: dict[str, str] = {}
+
+    def give(key: str, value: object) -> None:
+        if value is not None and value is not False:
+            values[key] = str(value)
+
+    experts = model.count("num_experts")
+    for theirs, ours in SIZES.items():
+        give(ours, model.count(theirs))
+    for theirs, ours in DEGREES.items():
+        if experts or not theirs.startswith("expert"):
+            give(ours, parallel.count(theirs))
+    layers, dense = model.count("num_layers"), model.content.get("first_dense_layers")
+    if dense is not None and experts:
+        if type(dense) is not int or not 0 <= dense <= (layers or 0):
+            raise InputError(f"{row.where}: model.first_dense_layers must be of the layers")
+        values["moe-layer-freq"] = f"[0]*{dense}+[1]*{(layers or 0) - dense}"
+    give("group-query-attention", "num-query-groups" in values)
+    give("multi-latent-attention", model.content.get("multi_latent_attention"))
+    give("swiglu", model.content.get("swiglu"))
+    give("sequence-parallel", parallel.content.get("sequence_parallel"))
+    give("use-distributed-optimizer", parallel.content.get("distributed_optimizer"))
+    give("cp-comm-type", parallel.content.get("context_comm"))
+    size, micro = run.count("micro_batch_size"), run.count("micro_batches")
+    replicas = parallel.count("data")
+    give("seq-length", run.count("seq_length"))
+    give("micro-batch-size", size)
+    give("global-batch-size", (size or 1) * (micro or 1) * (replicas or 1))
+    give(run.text("precision"), True)
+    give("normalization", run.content.get("normalization"))
+    give("disable-bias-linear", run.content.get("bias") is False)
+    give("untie-embeddings-and-output-weights", run.content.get("tied_embeddings") is False)
+    give("attention-dropout", run.content.get("dropout"))
+    give("hidden-dropout", run.content.get("dropout"))
+    if run.content.get("cross_entropy_fusion"):
+        values["cross-entropy-loss-fusion"] = "True"
+        values["cross-entropy-fusion-impl"] = run.text("cross_entropy_fusion_impl")
+    values |= {"position-embedding-type": "rope", "use-mcore-models": "True"}
+    values["no-create-attention-mask-in-dataloader"] = "True"
+    if experts:
+        values |= {"moe-grouped-gemm": "True", "moe-token-dispatcher-type": "alltoall"}
+    vocabulary = model.count("vocab_size")
+    notes = []
+    if vocabulary is not None:
+        values["vocab-size"] = str(vocabulary + 1)
+        notes.append("a token more than vocab_size, which Megatron-LM's NullTokenizer adds")
+    version = re.search(r"Transformer Engine (\d+)\.(\d+)", str(run.content.get("framework")))
+    old = version is not None and (int(version[1]), int(version[2])) < (2, 13)
+    environment = Environment(pytorch=(2, 10) if old else None)
+    gpu = row.text("gpu")
+    config = _config(name, values, world, "pretrain_gpt.py", gpu, environment)
+    peaks = row.inside("measured").mebibytes("peak_allocated_mib_by_stage")
+    if len(peaks) != config.parallel.pp:
+        raise InputError(
+            f"{row.where}: peaks of {len(peaks)} stages, where there are {config.parallel.pp}"
+        )
+    measured = [Measured(stage, peak, None) for stage, peak in enumerate(peaks)]
+    return MeasuredRun(name, config, measured, values, world, notes)
