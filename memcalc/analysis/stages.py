@@ -205,12 +205,17 @@ def recomputed_layers(config: Config) -> dict[str, int]:
     run, there = config.run, kinds(config.model)
     if run.recompute_method != "block" or run.recompute_layers is None:
         return there
-    found = dict.fromkeys(there, 0)
+    found = Counter(dict.fromkeys(there, 0))
     for number in range(config.parallel.pp):
-        for names in chunks(config, number):
-            for kind in names[: run.recompute_layers]:
-                found[kind] += 1
+        found.update(recomputed_on(config, number))
     return {kind: times // config.parallel.copies for kind, times in found.items()}
+
+
+def recomputed_on(config: Config, number: int) -> "Counter[str]":
+    """How many layers of each kind one stage recomputes in backward, in all of its chunks."""
+    run = config.run
+    some = run.recompute_layers if run.recompute_method == "block" else None
+    return Counter(kind for names in chunks(config, number) for kind in names[:some])
 
 
 def output_bytes(config: Config) -> int:
