@@ -110,11 +110,12 @@ def _moments(config: Config, stage: int) -> Iterator[tuple[str, list[Part]]]:
         head, further = head_graph(config), config.model.mtp_layers
         kept = further * activations.total(activations.kept(head))
         before = [Part("heads of further tokens", kept, "logits", "exact", LEDGER)]
-        moment = walk.forward(head)
-        yield "loss", [*forward, *before, *_logits(moment)]
-        yield "head backward", [*backward, *before, *_logits(walk.backward(head, fused=fused))]
+        yield "loss", [*forward, *before, *_logits(walk.forward(head))]
+        moment = walk.backward(head, fused=fused, gathers=not buffers.is_megatron(config))
+        yield "head backward", [*backward, *before, *_logits(moment)]
     if kind:
-        moment = walk.backward(graph, policy, fused)
+        own = buffers.has_te(config) or not buffers.is_megatron(config)
+        moment = walk.backward(graph, policy, fused, gathers=own)
         yield "backward", [*backward, *_working(graph, policy, moment)]
 
 

@@ -52,7 +52,9 @@ def forward(graph: Graph, policy: Policy = NOTHING) -> Moment:
     return _forward(graph.ops, {entry.tensor for entry in kept(graph, policy)})
 
 
-def backward(graph: Graph, policy: Policy = NOTHING, fused: bool = True) -> Moment:
+def backward(
+    graph: Graph, policy: Policy = NOTHING, fused: bool = True, gathers: bool = True
+) -> Moment:
     """The moment of the backward pass that holds most; the gradient of the output is among it.
 
     Args:
@@ -60,6 +62,8 @@ def backward(graph: Graph, policy: Policy = NOTHING, fused: bool = True) -> Mome
         policy: What it makes again: the operations of a region run forward once more first.
         fused: Whether products add weights' gradients to those before; else each makes its own,
             in the activations' type, and adds that.
+        gathers: Whether a product whose input was kept as a shard gathers it into memory of its
+            own, rather than into a buffer that is there anyway.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -70,7 +74,7 @@ def backward(graph: Graph, policy: Policy = NOTHING, fused: bool = True) -> Mome
     ('swiglu', True)
     """
     runs = _runs(graph.ops, policy)
-    walk = _Backward({entry.tensor for entry in kept(graph, policy)}, fused)
+    walk = _Backward({entry.tensor for entry in kept(graph, policy)}, fused, gathers)
     walk.gradients.update({output: output for output in runs[-1][-1].outputs})
     worst = Moment("", 0, 0)
     for number, ops in reversed(list(enumerate(runs))):
@@ -90,12 +94,14 @@ class _Backward:
     Attributes:
         held: What is still kept.
         fused: Whether weights' gradients are added where they are made.
+        gathers: Whether shards are gathered into memory of their own.
         gradients: Tensors with a gradient, each with the one whose gradient's memory that is.
     """
 
-    def __init__(self, held: set[Tensor], fused: bool) -> None:
+    def __init__(self, held: set[Tensor], fused: bool, gathers: bool) -> None:
         self.held = held
         self.fused = fused
+        self.gathers = gathers
         self.gradients: dict[Tensor, Tensor] = {}
 
     def again(self, ops: Sequence[Op]) -> Moment:
@@ -112,8 +118,9 @@ class _Backward:
         passes = op.kind in PASSED_ON
         made = 0 if passes or op.in_place else sum(tensor.bytes for tensor in new)
         if op.kind == "linear":
-            # a shard is gathered again, and the gradient of the whole is scattered
-            made += sum(t.bytes + t.kept_as.bytes for t in op.inputs if t.kept_as in self.held)
+            # a shard is gathered again, and the gradient of the whole is scattered meanwhile
+            shards = [(t, t.kept_as) for t in op.inputs if t.kept_as in self.held]
+            made += sum(s.bytes + (t.bytes if self.gathers else 0) for t, s in shards if s)
         weight = 0
         if not self.fused:
             weight = sum(prod((axis.local for axis in w.axes), start=2) for w in op.weights)

@@ -6,7 +6,7 @@ from memcalc.config import fields
 from memcalc.errors import ConfigError
 
 ATTENTIONS = ("flash", "unfused")
-EXPERT_PRODUCTS = ("grouped", "batched")
+EXPERT_PRODUCTS = ("grouped", "sequential", "batched")
 CROSS_ENTROPIES = {
     "unfused": "an fp32 copy of the logits becomes their softmax in place",
     "native": "Megatron-core's own fusion: a copy more while it runs",
@@ -47,8 +47,14 @@ class Implementation:
         norms_in_linears: Whether the norm before queries, keys and values, before a dense MLP and
             of MLA's latents is part of the linear behind it, and recomputed with that or not at all
             (Transformer Engine's ``LayerNormLinear``; Megatron-core, gpt_layer_specs.py).
-        expert_products: ``grouped``, a product an expert, or ``batched``, a product a routed token,
-            which keeps a copy of its expert's weights.
+        weighs_activations: Whether experts' activations are weighed by an operation of its own
+            where they are not gated, which keeps them. (Megatron-core's kernels of gated ones weigh
+            as they activate.)
+        sorts_chunks: Whether routed tokens, once received, are put in the order of a rank's experts
+            by a copy more.
+        expert_products: ``grouped``, a product an expert in one call, ``sequential``, one expert
+            after another, or ``batched``, a product a routed token, which keeps a copy of its
+            expert's weights.
         cross_entropy: How the loss is made of the hidden states: a word of ``CROSS_ENTROPIES``.
         batch_first: Whether the flash kernel has batches before tokens, and its output is copied to
             the layers' order (FlashAttention; cuDNN's kernels take either).
@@ -73,6 +79,8 @@ class Implementation:
     repeats_kv: bool = False
     keeps_gathered: bool = False
     weighs_outputs: bool = False
+    weighs_activations: bool = False
+    sorts_chunks: bool = False
     expert_products: str = "grouped"
     norms_in_linears: bool = False
     own_heads: bool = False
@@ -105,6 +113,8 @@ IMPLEMENTATIONS = {
             source="Megatron-core with Transformer Engine layers and FlashAttention",
             norms_in_linears=True,
             repeats_kv=True,
+            weighs_activations=True,
+            sorts_chunks=True,
             rng_bytes=16,
         ),
         Implementation(
@@ -112,6 +122,8 @@ IMPLEMENTATIONS = {
             source="Megatron-core's local layer spec with its fused softmax",
             attention="unfused",
             repeats_kv=True,
+            weighs_activations=True,
+            sorts_chunks=True,
         ),
         Implementation(
             name="torch",

@@ -7,6 +7,7 @@ none of them. Activations are laid out tokens first: ``(s, b, features...)``.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from memcalc.graph.graph import Graph, Move, Save, Scratch, Tensor, Weight
 from memcalc.graph.mesh import CONTEXT, Axis, Size, divide, elements
@@ -32,6 +33,7 @@ HF_EXPERTS = "transformers integrations/moe.py: grouped_mm_experts_forward"
 MEGATRON_ROUTER = (
     "Megatron-core transformer/moe/router.py, moe_utils.py: topk_routing_with_score_function"
 )
+MEGATRON_EXPERTS = "Megatron-core transformer/moe/experts.py: bias_act_func"
 MEGATRON_GATE = "Megatron-core fusions/fused_bias_swiglu.py, fused_bias_geglu.py: input"
 FLASH = "FlashAttention: save_for_backward(q, k, v, out_padded, softmax_lse, rng_state)"
 
@@ -316,6 +318,18 @@ def add(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
     """A sum, as of a residual connection. Saves nothing."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     g.record(name, "add", (x, y), (out,))
+    return out
+
+
+def weigh(g: Graph, name: str, x: Tensor, weights: Tensor) -> Tensor:
+    """Each routed token's (routed tokens, f) times its weight. Saves both factors."""
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    reason = "factor: the other factor's gradient needs it"
+    saves = (
+        Save(x, reason, MEGATRON_EXPERTS),
+        Save(weights, reason, MEGATRON_EXPERTS, small=True),
+    )
+    g.record(name, "weigh", (x, weights), (out,), saves=saves)
     return out
 
 
@@ -928,24 +942,35 @@ def router(
 
 
 def dispatch(
-    g: Graph, name: str, x: Tensor, routed: Axis, experts: Axis, sorts: bool, bias: bool = False
+    g: Graph,
+    name: str,
+    x: Tensor,
+    routed: Axis,
+    chosen: Axis,
+    experts: Axis,
+    chunks: bool,
+    sorts: bool,
+    bias: bool = False,
 ) -> Tensor:
     """x (s, b, h) -> (routed tokens, h): a copy for each of a token's experts, on their ranks.
 
-    An all-to-all over the experts' ranks, and a gather over their tensor-parallel ranks. Saves the
-    place of each copy: where it is sorted by expert, the order, its inverse and the token of each
-    (int64), and where each expert's begin (int32), with a bias also the expert of each (int64),
-    for its own; other implementations' are not counted.
+    The copies are put in the order of their experts, go to their ranks by an all-to-all and a
+    gather over their tensor-parallel ranks, and where ``chunks`` says so what each rank sent is put
+    in order once more. Saves the place of each copy: where it is sorted by expert, the order, its
+    inverse and the token of each (int64), and where each expert's begin (int32), with a bias also
+    the expert of each (int64), for its own; other implementations' are not counted.
     """
-    out = Tensor(f"{name}_output", (routed, *x.axes[-1:]), x.dtype_bytes)
-    moves = _exchanged(g, out, ("all_gather", "reduce_scatter"))
+    *before, out = [x, *_steps(g, name, x, routed, chosen, experts, chunks)]
     places = [Tensor(f"{name}_{what}", (routed,), 8) for what in ("order", "inverse", "token")]
     if bias:
         places.append(Tensor(f"{name}_expert", (routed,), 8))
     places.append(Tensor(f"{name}_offsets", (g.mesh.experts(experts),), 4))
     reason = "the place of each routed token: gradients go the same way back"
     saves = [Save(place, reason, HF_EXPERTS, small=True) for place in places]
-    g.record(name, "dispatch", (x,), (out,), saves=saves if sorts else (), moves=moves)
+    for old, new in pairwise(before):
+        g.record(new.name, "dispatch", (old,), (new,))
+    moves = _exchanged(g, out, ("all_gather", "reduce_scatter"))
+    g.record(name, "dispatch", before[-1:], (out,), saves=saves if sorts else (), moves=moves)
     return out
 
 
@@ -989,19 +1014,51 @@ def grouped_linear(
 
 
 def combine(
-    g: Graph, name: str, y: Tensor, weights: Tensor, axes: tuple[Axis, ...], keeps: bool
+    g: Graph,
+    name: str,
+    y: Tensor,
+    weights: Tensor,
+    x: Tensor,
+    chosen: Axis,
+    experts: Axis,
+    chunks: bool,
+    keeps: bool,
 ) -> Tensor:
-    """(routed tokens, h) -> (s, b, h): each token's copies summed, back on the token's rank.
+    """(routed tokens, h) -> x's (s, b, h): each token's copies summed, back on the token's rank.
 
-    Saves, where the copies are weighed here, both factors; where the weights are applied before the
-    experts' second product, nothing.
+    They go back the way that ``dispatch`` sent them. Saves, where the copies are weighed here, both
+    factors; where the weights are applied before the experts' second product, nothing.
     """
-    out = Tensor(f"{name}_output", axes, y.dtype_bytes)
+    out = Tensor(f"{name}_output", x.axes, y.dtype_bytes)
     reason = "factor: the other factor's gradient needs it"
     saves = (Save(y, reason, TORCH_CHAIN), Save(weights, reason, TORCH_CHAIN, small=True))
+    *others, _ = _steps(g, name, x, y.axes[0], chosen, experts, chunks)
+    before = [y, *reversed(others)]
+    for old, new in pairwise(before):
+        g.record(new.name, "combine", (old,), (new,))
     moves = _exchanged(g, y, ("reduce_scatter", "all_gather"))
-    g.record(name, "combine", (y, weights), (out,), saves=saves if keeps else (), moves=moves)
+    last = (before[-1], weights)
+    g.record(name, "combine", last, (out,), saves=saves if keeps else (), moves=moves)
     return out
+
+
+def _steps(
+    g: Graph, name: str, x: Tensor, routed: Axis, chosen: Axis, experts: Axis, chunks: bool
+) -> list[Tensor]:
+    """The copies of tokens, step by step on their way to the experts."""
+    *tokens, features = x.axes
+    part = routed._replace(local=divide(routed.local, g.mesh.x, "routed tokens"))
+    found: dict[str, tuple[Axis, ...]] = {"sent": (*tokens, chosen)}
+    if g.mesh.e != 1:
+        found["received"] = (part,)
+    if g.mesh.x != 1:
+        found["gathered"] = (routed,)
+    if chunks and g.mesh.experts(experts).local != 1:
+        found["sorted"] = (routed,)
+    *others, _ = found.items()
+    steps = [(f"{name}_{step}", axes) for step, axes in others]
+    steps.append((f"{name}_output", (routed,)))
+    return [Tensor(step, (*axes, features), x.dtype_bytes) for step, axes in steps]
 
 
 def _exchanged(g: Graph, routed: Tensor, ways: tuple[str, str]) -> list[Move]:

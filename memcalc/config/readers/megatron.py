@@ -396,6 +396,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "attention": attention or None,
         "batch_first": {"flash": True, "fused": False}.get(kernel or ""),
         "cross_entropy": said.run(_cross_entropy, said),
+        "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",
         "environment": said.run(_environment, said),
     }
 

@@ -65,11 +65,11 @@ HARMLESS = set(
     loss-scale loss-scale-window manual-gc manual-gc-eval manual-gc-interval merge-file
     mid-level-dataset-surplus min-loss-scale min-lr mmap-bin-files mock-data
     moe-apply-probs-on-input moe-deepep-num-sms moe-enable-deepep moe-extended-tp
-    moe-grouped-gemm moe-input-jitter-eps moe-per-layer-logging moe-permute-fusion
-    moe-shared-expert-overlap moe-token-dispatcher-type moe-token-drop-policy
-    moe-upcycling-granularity moe-use-legacy-grouped-gemm moe-use-upcycling moe-z-loss-coeff
-    mrope-section mscale mscale-all-dim mtp-loss-scaling-factor nccl-communicator-config-path
-    nccl-ub no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
+    moe-input-jitter-eps moe-per-layer-logging moe-permute-fusion moe-shared-expert-overlap
+    moe-token-dispatcher-type moe-token-drop-policy moe-upcycling-granularity
+    moe-use-legacy-grouped-gemm moe-use-upcycling moe-z-loss-coeff mrope-section mscale
+    mscale-all-dim mtp-loss-scaling-factor nccl-communicator-config-path nccl-ub
+    no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
     no-barrier-with-level-1-timing no-bias-dropout-fusion no-check-for-nan-in-loss-and-grad
     no-ckpt-fully-parallel-save no-data-sharding no-initialization no-load-optim no-load-rng
     no-log-loss-scale-to-tensorboard no-masked-softmax-fusion no-mmap-bin-files no-one-logger
@@ -142,8 +142,8 @@ FLAGS = set(
     accumulate-allreduce-grads-in-fp32 add-qkv-bias apply-query-key-layer-scaling
     attention-softmax-in-fp32 bf16 checkpoint-activations cross-entropy-loss-fusion
     defer-embedding-wgrad-compute deterministic-mode disable-bias-linear fp16 fp8-param-gather
-    grad-reduce-in-bf16 group-query-attention moe-layer-recompute moe-shared-expert-gate
-    multi-latent-attention no-create-attention-mask-in-dataloader
+    grad-reduce-in-bf16 group-query-attention moe-grouped-gemm moe-layer-recompute
+    moe-shared-expert-gate multi-latent-attention no-create-attention-mask-in-dataloader
     no-gradient-accumulation-fusion no-position-embedding openai-gelu qk-layernorm
     recompute-activations sequence-parallel squared-relu swiglu
     untie-embeddings-and-output-weights use-distributed-optimizer use-flash-attn
