@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from memcalc import symbols
 from memcalc.analysis import fill as filling
 from memcalc.analysis.device import Phase, StageMemory, device
-from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
+from memcalc.analysis.parts import GROUPS, Part
 from memcalc.analysis.states import copies, recipe
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.config import Config
@@ -70,6 +70,7 @@ def memory(
             raise UsageError("filling the free memory needs a GPU (--gpu) or a size (--budget)")
         held, more = _filled(config, held, room)
         lines += more
+    lines.append(_phase_note(held))
     lines += _experts_note(config, held)
     lines += _fit_notes(held, [room for room in (capacity, limit) if room is not None])
     body = _parts(held) if explain else _stages(config, held, capacity)
@@ -92,7 +93,7 @@ def _stages(
         Column("layers", "count", detail=True),
         Column("in_flight", "count", detail=True),
         *(Column(f"{group}_bytes", "bytes") for group in GROUPS),
-        Column("peak_phase", "text"),
+        Column("peak_phase", "text", detail=True),
         Column("peak_bytes", "bytes"),
         Column("reserved_estimated_bytes", "bytes", detail=True),
         Column("capacity_bytes", "bytes", detail=True),
@@ -140,8 +141,8 @@ def _parts(
 def by_group(phase: Phase) -> dict[str, int]:
     """The bytes of a phase by the groups of its parts, in their order.
 
-    >>> by_group(Phase("step", [Part("w", 2, "weights", "exact", ""), Part("x", 3, "weights", "exact", "")]))["weights"]
-    5
+    >>> by_group(Phase("step", [Part("master weights", 4, "optimizer", "exact", "")]))["optimizer"]
+    4
     """
     sizes = dict.fromkeys(GROUPS, 0)
     for part in phase.parts:
@@ -207,10 +208,39 @@ def _experts_note(config: Config, held: Sequence[StageMemory]) -> Iterator[str]:
             peaks[imbalance] = device(replace(config, run=run))
     worst = {x: max(each, key=lambda stage: stage.peak.bytes) for x, each in peaks.items()}
     shown = ", ".join(
-        f"{x:g} times an even share {format_bytes(stage.peak.bytes)} (stage {stage.stage})"
+        f"{format_bytes(stage.peak.bytes)} (stage {stage.stage}) at an imbalance of {x:g}"
         for x, stage in sorted(worst.items())
     )
-    yield f"the highest peak, where the busiest rank of experts receives: {shown}"
+    yield (
+        f"highest peak: {shown}; a router is uneven at first, so that measured peaks grow over "
+        "the first steps"
+    )
+
+
+def _phase_note(held: Sequence[StageMemory]) -> str:
+    """At which moment each stage holds most."""
+    stages: dict[str, list[int]] = {}
+    for each in held:
+        stages.setdefault(each.peak.name, []).append(each.stage)
+    return "peaks: " + ", ".join(
+        f"{name} on {_ranges(numbers)}" for name, numbers in stages.items()
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Stages in words.
+
+    >>> _ranges([0, 1, 2, 5]), _ranges([3])
+    ('stages 0-2, 5', 'stage 3')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"stage{'s' if len(numbers) > 1 else ''} {words}"
 
 
 def _fit_notes(held: Sequence[StageMemory], rooms: Sequence[Room]) -> Iterator[str]:
@@ -240,6 +270,7 @@ def _over(held: Sequence[StageMemory], limit: Room) -> Iterator[str]:
 
 
 def reserved(config: Config, memory: StageMemory) -> int | None:
+    """To be had from analysis."""
     return None
 
 
