@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memcalc.answers.gpus import gpus
     from memcalc.answers.layer import layer
     from memcalc.answers.ledger import ledger
+    from memcalc.answers.memory import memory
     from memcalc.answers.models import models
     from memcalc.answers.recompute import recompute
     from memcalc.checks.backtest import backtest
@@ -70,6 +71,7 @@ _PUBLIC = {
     "layer_formula": "memcalc.formulas:layer_formula",
     "ledger": "memcalc.answers.ledger:ledger",
     "load": "memcalc.config:load",
+    "memory": "memcalc.answers.memory:memory",
     "models": "memcalc.answers.models:models",
     "plot": "memcalc.figures:plot",
     "recompute": "memcalc.answers.recompute:recompute",
@@ -102,6 +104,7 @@ __all__ = [
     "layer_formula",
     "ledger",
     "load",
+    "memory",
     "models",
     "plot",
     "recompute",

@@ -316,6 +316,24 @@ def peak(
     return at_most
 
 
+def kept_whole(steps: Iterable[Step], whole: int, window: int, chunks: int) -> Iterator[Step]:
+    """An order in which some passes keep all, and the others what recomputation leaves them.
+
+    Of every ``window`` forwards of a stage in a row, the first ``whole`` keep all; their chunks are
+    numbered from ``chunks`` on. (Korthikanti et al. 2022, appendix C; Megatron-core,
+    pipeline_parallel/schedules.py: num_microbatches_with_partial_activation_checkpoints.)
+
+    >>> shown(kept_whole(one_f_one_b(0, 2, 4), whole=1, window=2, chunks=1))
+    'f0.1 f1 b0.1 f2.1 b1 f3 b2.1 b3'
+    """
+    keeps: dict[tuple[int, int], int] = {}
+    for step in steps:
+        key = (step.microbatch, step.chunk)
+        if step.phase == FORWARD:
+            keeps[key] = chunks if len(keeps) % window < whole else 0
+        yield step._replace(chunk=step.chunk + keeps[key])
+
+
 class Timed(NamedTuple):
     """A step with when it begins and ends, a third of a micro-batch's work being 1."""
 

@@ -1,12 +1,13 @@
 """The activations of every pipeline stage: chunks weighed by what they hold, orders walked."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from memcalc.analysis import activations
 from memcalc.analysis.layers import layer_bytes, layer_waiting
-from memcalc.analysis.schedule import SPLIT_BACKWARD, order, peak, places
+from memcalc.analysis.schedule import SPLIT_BACKWARD, kept_whole, order, peak, places
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MTP, kind_of, kinds
@@ -57,7 +58,11 @@ def stages(config: Config, accounting: str = "paper", frees_outputs: bool = True
 
 
 def stage(
-    config: Config, number: int, accounting: str = "paper", frees_outputs: bool = True
+    config: Config,
+    number: int,
+    accounting: str = "paper",
+    frees_outputs: bool = True,
+    whole: int = 0,
 ) -> Held:
     """What a rank of one stage holds at its peak.
 
@@ -67,6 +72,8 @@ def stage(
         accounting: ``paper`` or ``exact``.
         frees_outputs: Whether a stage frees its output once it is sent, which is the next stage's
             input (Korthikanti et al. 2022, appendix B).
+        whole: Of as many passes in a row as are in flight at once, how many keep all that the run
+            recomputes else (the same, appendix C).
 
     Raises:
         ConfigError: The vocabulary is unknown, or the schedule cannot run the micro-batches.
@@ -75,18 +82,39 @@ def stage(
     >>> stage(load("530b"), 0).layers / 2**20 / 840
     139.0
     """
-    weigh = chunk_weights(config, number, accounting, frees_outputs)
-    whole = [sum(weight) for weight, _ in weigh]
-    late = [sum(weight) for _, weight in weigh]
-    steps = order(config.parallel, number, config.microbatches)
-    held = peak(steps, whole.__getitem__, late.__getitem__)
+    parallel, n = config.parallel, config.microbatches
+    weights = chunk_weights(config, number, accounting, frees_outputs)
+    steps = order(parallel, number, n)
+    if whole:
+        everything = replace(config, run=config.run.recomputing("none"))
+        window = in_flight(config, number)
+        steps = kept_whole(steps, whole, window, len(weights))
+        weights += chunk_weights(everything, number, accounting, frees_outputs)
+    held = peak(steps, lambda chunk: sum(weights[chunk][0]), lambda chunk: sum(weights[chunk][1]))
     parts = [
-        sum(n.whole * weigh[c][0][part] + n.waiting * weigh[c][1][part] for c, n in held.items())
+        sum(
+            n.whole * weights[chunk][0][part] + n.waiting * weights[chunk][1][part]
+            for chunk, n in held.items()
+        )
         for part in range(4)
     ]
-    microbatches = {chunk: n.whole for chunk, n in held.items()}
-    waiting = {chunk: n.waiting for chunk, n in held.items() if n.waiting}
-    return Held(number, microbatches, waiting, *parts)
+    microbatches: Counter[int] = Counter()
+    waiting: Counter[int] = Counter()
+    for chunk, count in held.items():
+        microbatches[chunk % parallel.chunks_per_rank] += count.whole
+        waiting[chunk % parallel.chunks_per_rank] += count.waiting
+    return Held(number, dict(microbatches), dict(+waiting), *parts)
+
+
+def in_flight(config: Config, number: int) -> int:
+    """The most passes, of all chunks, that a stage has in flight at once.
+
+    >>> from memcalc.config import load
+    >>> in_flight(load("530b", vpp=1), 0), in_flight(load("530b"), 0)
+    (35, 139)
+    """
+    held = peak(order(config.parallel, number, config.microbatches), lambda chunk: 1)
+    return sum(each.whole for each in held.values())
 
 
 class Weight(NamedTuple):
@@ -177,12 +205,17 @@ def recomputed_layers(config: Config) -> dict[str, int]:
     run, there = config.run, kinds(config.model)
     if run.recompute_method != "block" or run.recompute_layers is None:
         return there
-    found = dict.fromkeys(there, 0)
+    found = Counter(dict.fromkeys(there, 0))
     for number in range(config.parallel.pp):
-        for names in chunks(config, number):
-            for kind in names[: run.recompute_layers]:
-                found[kind] += 1
-    return found
+        found.update(recomputed_on(config, number))
+    return {kind: times // config.parallel.copies for kind, times in found.items()}
+
+
+def recomputed_on(config: Config, number: int) -> "Counter[str]":
+    """How many layers of each kind one stage recomputes in backward, in all of its chunks."""
+    run = config.run
+    some = run.recompute_layers if run.recompute_method == "block" else None
+    return Counter(kind for names in chunks(config, number) for kind in names[:some])
 
 
 def output_bytes(config: Config) -> int:

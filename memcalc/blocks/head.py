@@ -1,6 +1,7 @@
 """The head: (s, b, h) -> a loss."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from memcalc import symbols
 from memcalc.blocks.norm import norm
@@ -49,7 +50,16 @@ def head_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph
 
     The arguments, and what is raised, are those of ``memcalc.blocks.layer.layer_graph``.
     """
-    sizes = symbols.values(config) if sizes is None else sizes
+    return _own_graph(config) if sizes is None else _graph(config, sizes)
+
+
+@lru_cache(64)
+def _own_graph(config: Config) -> Graph:
+    """The graph over the config's own sizes, made once: nobody changes it."""
+    return _graph(config, symbols.values(config))
+
+
+def _graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
     g = graph(config, sizes)
     m = Spec.of(config, sizes)
     head(g, m.hidden_state(g, "head_input"), m)

@@ -17,6 +17,7 @@ COMMANDS = {
     "recompute": ("memcalc.cli.recompute:recompute", "What each recompute policy saves and costs."),
     "flops": ("memcalc.cli.flops:flops", "FLOPs of an iteration, MFU and HFU."),
     "comm": ("memcalc.cli.comm:comm", "Collectives of a layer and of an iteration."),
+    "memory": ("memcalc.cli.memory:memory", "A GPU's memory at every pipeline stage."),
     "formula": ("memcalc.cli.formula:formula", "The closed form, step by step."),
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
     "validate": ("memcalc.cli.validate:validate", "Real PyTorch tensors against the ledger."),

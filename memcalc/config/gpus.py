@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from memcalc import resources
 from memcalc.errors import ConfigError, nearest
+from memcalc.units import parse_bytes
 
 
 class Gpu(NamedTuple):
@@ -44,6 +45,27 @@ def gpu(name: str) -> Gpu:
     if name.lower() not in known:
         raise ConfigError(f"GPU {name[:40]!r} is unknown; {nearest(name, known)}")
     return known[name.lower()]
+
+
+def budget(text: str) -> int:
+    """The bytes of a size, or of a GPU by its name, as its driver reports them.
+
+    >>> budget("80GB"), budget("80GiB"), budget("h100") == gpu("h100").memory_bytes
+    (80000000000, 85899345920, True)
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    size = parse_bytes(text)
+    if size is not None:
+        return size
+    known = _by_name()
+    if text.lower() not in known:
+        raise ConfigError(
+            f"budget {text[:40]!r} is neither a size with its unit, as 80GB or 80GiB, nor a GPU; "
+            f"{nearest(text, known)}"
+        )
+    return known[text.lower()].memory_bytes
 
 
 def gpus() -> list[Gpu]:

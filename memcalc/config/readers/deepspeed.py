@@ -6,15 +6,6 @@ from typing import Any
 from memcalc.config.config import RunSource
 from memcalc.config.readers import keys
 
-# Keys of which any tells the format.
-TELLING = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "zero_optimization",
-    "gradient_accumulation_steps",
-    "activation_checkpointing",
-)
-
 UNMODELLED = {
     "compression_training": "what it quantizes or prunes is counted as it was",
     "data_efficiency": "what it routes around layers is counted all the same",

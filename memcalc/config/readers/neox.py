@@ -12,13 +12,6 @@ from memcalc.config.readers import keys
 from memcalc.config.readers.shell import shown
 from memcalc.errors import ConfigError, InputError
 
-# Keys of which any tells the format, in both spellings.
-TELLING = tuple(
-    spelling
-    for key in ("pipe_parallel_size", "model_parallel_size", "num_layers", "checkpoint_activations")
-    for spelling in (key, key.replace("_", "-"))
-)
-
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 NORMS = {
     "layernorm": "layernorm",

@@ -1,0 +1,277 @@
+"""``memory``: a GPU at every pipeline stage, part by part at its peak, and whether that fits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from memcalc import symbols
+from memcalc.analysis import fill as filling
+from memcalc.analysis.device import Phase, StageMemory, device
+from memcalc.analysis.parts import GROUPS, Part
+from memcalc.analysis.states import copies, recipe
+from memcalc.answers.notes import batch_note, notes, recomputation, setting
+from memcalc.config import Config
+from memcalc.config.gpus import budget as size_of
+from memcalc.config.gpus import gpu
+from memcalc.config.parallel import SHARDERS, ZERO
+from memcalc.config.pipeline import SCHEDULES
+from memcalc.errors import UsageError
+from memcalc.report import Column, Report
+from memcalc.units import format_bytes
+
+UNBALANCED = 1.25  # the imbalance of experts that is shown beside an even one
+
+
+class Room(NamedTuple):
+    """What there is room for.
+
+    Attributes:
+        name: The GPU, or the size as it was written.
+        bytes: Its bytes.
+    """
+
+    name: str
+    bytes: int
+
+
+def memory(
+    config: Config, budget: str | None = None, explain: bool = False, fill: bool = False
+) -> Report:
+    """What a rank of each stage holds at its peak, by kinds of parts.
+
+    The peak is what the allocator has given out at the worst moment of a step: the largest phase,
+    never a sum of peaks. What it has reserved, and what the driver reports, are estimated beside
+    it.
+
+    Args:
+        config: The model, its parallelism and its run; ``fits`` is about its GPU.
+        budget: A size with its unit, or a GPU: a stage whose peak is above it is a failure.
+        explain: Whether the rows are the parts themselves, with how sure each is.
+        fill: Whether as many micro-batches keep all activations as the free memory of each stage
+            holds (Korthikanti et al. 2022, appendix C), up to the budget, or else the GPU.
+
+    Raises:
+        ConfigError: The budget is neither a size nor a GPU; or the stages cannot be counted.
+        UsageError: There is nothing to fill, or no memory to fill it into.
+
+    >>> from memcalc.config import load
+    >>> report = memory(load("22b", sp=True, recompute="selective"))
+    >>> report.records()[0]["fits"]
+    True
+    """
+    limit = Room(budget, size_of(budget)) if budget is not None else None
+    name = config.run.gpu
+    capacity = Room(gpu(name).name, gpu(name).memory_bytes) if name is not None else None
+    held = device(config)
+    lines = [*notes(config, "exact"), *_setting_notes(config)]
+    if fill:
+        room = limit or capacity
+        if room is None:
+            raise UsageError("filling the free memory needs a GPU (--gpu) or a size (--budget)")
+        held, more = _filled(config, held, room)
+        lines += more
+    lines.append(_phase_note(held))
+    lines += _experts_note(config, held)
+    lines += _fit_notes(held, [room for room in (capacity, limit) if room is not None])
+    body = _parts(held) if explain else _stages(config, held, capacity)
+    return Report(
+        "memory",
+        f"Memory of a GPU at each stage of {setting(config)}, {recomputation(config)}",
+        *body,
+        symbols.values(config),
+        tuple(lines),
+        tuple(_over(held, limit)) if limit is not None else (),
+    )
+
+
+def _stages(
+    config: Config, held: Sequence[StageMemory], capacity: Room | None
+) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
+    """A row a stage: its parts at its peak, by their groups."""
+    columns = (
+        Column("stage", "count"),
+        Column("layers", "count", detail=True),
+        Column("in_flight", "count", detail=True),
+        *(Column(f"{group}_bytes", "bytes") for group in GROUPS),
+        Column("peak_phase", "text", detail=True),
+        Column("peak_bytes", "bytes"),
+        Column("reserved_estimated_bytes", "bytes", detail=True),
+        Column("capacity_bytes", "bytes", detail=True),
+        Column("fits", "text", detail=capacity is None),
+    )
+    room = capacity.bytes if capacity else None
+    rows = tuple(
+        (
+            each.stage,
+            each.layers,
+            sum(each.in_flight.values()),
+            *by_group(each.peak).values(),
+            each.peak.name,
+            each.peak.bytes,
+            reserved(config, each),
+            room,
+            None if room is None else each.peak.bytes <= room,
+        )
+        for each in held
+    )
+    return columns, rows
+
+
+def _parts(
+    held: Sequence[StageMemory],
+) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
+    """A row a part of each stage's peak, with its certainty and its source."""
+    columns = (
+        Column("stage", "count"),
+        Column("phase", "text", detail=True),
+        Column("part", "text"),
+        Column("group", "text", detail=True),
+        Column("bytes", "bytes"),
+        Column("certainty", "text"),
+        Column("source", "text", detail=True),
+    )
+    rows = tuple(
+        (each.stage, each.peak.name, part.name, part.group, part.bytes, part.certainty, part.source)
+        for each in held
+        for part in each.peak.parts
+    )
+    return columns, rows
+
+
+def by_group(phase: Phase) -> dict[str, int]:
+    """The bytes of a phase by the groups of its parts, in their order.
+
+    >>> by_group(Phase("step", [Part("master weights", 4, "optimizer", "exact", "")]))["optimizer"]
+    4
+    """
+    sizes = dict.fromkeys(GROUPS, 0)
+    for part in phase.parts:
+        sizes[part.group] += part.bytes
+    return sizes
+
+
+def _filled(
+    config: Config, held: Sequence[StageMemory], room: Room
+) -> tuple[list[StageMemory], list[str]]:
+    """The stages with as many micro-batches whole as there is room for, and a line for each run."""
+    found, lines, saved, again = [], [], 0, 0
+    for each in held:
+        kept = filling.fill(config, each.stage, room.bytes - each.peak.bytes)
+        part = Part("micro-batches kept whole", kept.bytes, "activations", "exact", APPENDIX_C)
+        phases = [
+            phase._replace(parts=(*phase.parts, part)) if _in_a_pass(phase) else phase
+            for phase in each.phases
+        ]
+        found.append(each._replace(phases=phases))
+        lines.append(f"{each.stage}: {kept.whole} of {kept.window}")
+        saved, again = saved + kept.saved, again + kept.recomputed
+    share = f"{100 * saved / again:.1f}" if again else "0"
+    return found, [
+        f"kept whole up to {room.name}, of the passes that each stage has in flight: "
+        f"{_runs(lines)}; of {again:.4g} FLOPs to recompute in an iteration, {share} % are saved",
+    ]
+
+
+def _in_a_pass(phase: Phase) -> bool:
+    return any(part.group == "activations" for part in phase.parts)
+
+
+def _runs(lines: Sequence[str]) -> str:
+    """The first lines of many."""
+    return ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
+
+
+def _setting_notes(config: Config) -> Iterator[str]:
+    """The schedule and the recipe, in words."""
+    parallel, run, each = config.parallel, config.run, recipe(config.run)
+    if parallel.pp > 1:
+        yield f"schedule: {parallel.order} ({SCHEDULES[parallel.order]}), for {batch_note(config)}"
+        yield "in flight: micro-batches between forward and backward, at each of a rank's chunks"
+    yield (
+        f"a parameter takes {each.weight} bytes, its gradient {each.gradient}, {run.optimizer} "
+        f"{each.optimizer}; data-parallel ranks split {ZERO[parallel.zero]}"
+        + (f" ({SHARDERS[parallel.sharder]})" if parallel.zero else "")
+    )
+    tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
+    if tied:
+        yield f"the embedding's table stands on stage {tied[-1]} too"
+
+
+def _experts_note(config: Config, held: Sequence[StageMemory]) -> Iterator[str]:
+    """The peak under an even router, and under an uneven one."""
+    if config.model.experts is None:
+        return
+    peaks = {config.run.imbalance: held}
+    for imbalance in (1, UNBALANCED):
+        if imbalance not in peaks:
+            run = replace(config.run, imbalance=imbalance)
+            peaks[imbalance] = device(replace(config, run=run))
+    worst = {x: max(each, key=lambda stage: stage.peak.bytes) for x, each in peaks.items()}
+    shown = ", ".join(
+        f"{format_bytes(stage.peak.bytes)} (stage {stage.stage}) at an imbalance of {x:g}"
+        for x, stage in sorted(worst.items())
+    )
+    yield (
+        f"highest peak: {shown}; a router is uneven at first, so that measured peaks grow over "
+        "the first steps"
+    )
+
+
+def _phase_note(held: Sequence[StageMemory]) -> str:
+    """At which moment each stage holds most."""
+    stages: dict[str, list[int]] = {}
+    for each in held:
+        stages.setdefault(each.peak.name, []).append(each.stage)
+    return "peaks: " + ", ".join(
+        f"{name} on {_ranges(numbers)}" for name, numbers in stages.items()
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Stages in words.
+
+    >>> _ranges([0, 1, 2, 5]), _ranges([3])
+    ('stages 0-2, 5', 'stage 3')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"stage{'s' if len(numbers) > 1 else ''} {words}"
+
+
+def _fit_notes(held: Sequence[StageMemory], rooms: Sequence[Room]) -> Iterator[str]:
+    """Whether the stages fit, and by how much."""
+    worst = max(held, key=lambda stage: stage.peak.bytes)
+    for room in rooms:
+        free = room.bytes - worst.peak.bytes
+        stage = f"stage {worst.stage}, {worst.peak.name}"
+        if free >= 0:
+            yield f"fits {room.name}: {format_bytes(free)} are free at the highest peak ({stage})"
+        else:
+            short = sum(each.peak.bytes > room.bytes for each in held)
+            yield (
+                f"does not fit {room.name}: the highest peak ({stage}) is {format_bytes(-free)} "
+                f"more; {short} of {len(held)} stages do not fit"
+            )
+
+
+def _over(held: Sequence[StageMemory], limit: Room) -> Iterator[str]:
+    """A line for each stage whose peak is above the budget."""
+    for each in held:
+        if each.peak.bytes > limit.bytes:
+            yield (
+                f"stage {each.stage} allocates {format_bytes(each.peak.bytes)} ({each.peak.name}), "
+                f"{format_bytes(each.peak.bytes - limit.bytes)} above the budget {limit.name}"
+            )
+
+
+def reserved(config: Config, memory: StageMemory) -> int | None:
+    """To be had from analysis."""
+    return None
+
+
+APPENDIX_C = "Korthikanti et al. 2022, appendix C"
