@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from memcalc import symbols
 from memcalc.analysis import fill as filling
 from memcalc.analysis.device import Phase, StageMemory, device
-from memcalc.analysis.parts import GROUPS, Part
+from memcalc.analysis.headroom import headroom, on_driver, reserved
+from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
 from memcalc.analysis.states import copies, recipe
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.config import Config
@@ -19,6 +20,7 @@ from memcalc.errors import UsageError
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 
+APPENDIX_C = "Korthikanti et al. 2022, appendix C"
 UNBALANCED = 1.25  # the imbalance of experts that is shown beside an even one
 
 
@@ -59,21 +61,19 @@ def memory(
     >>> report.records()[0]["fits"]
     True
     """
-    limit = Room(budget, size_of(budget)) if budget is not None else None
-    name = config.run.gpu
-    capacity = Room(gpu(name).name, gpu(name).memory_bytes) if name is not None else None
+    limit, capacity = _limit(budget), _capacity(config)
     held = device(config)
     lines = [*notes(config, "exact"), *_setting_notes(config)]
     if fill:
-        room = limit or capacity
-        if room is None:
-            raise UsageError("filling the free memory needs a GPU (--gpu) or a size (--budget)")
-        held, more = _filled(config, held, room)
+        held, more = _filled(config, held, room_of(config, budget))
         lines += more
     lines.append(_phase_note(held))
     lines += _experts_note(config, held)
+    lines += _beside_note(config, held)
+    if explain:
+        lines += [f"{name}: {what}" for name, what in CERTAINTIES.items()]
     lines += _fit_notes(held, [room for room in (capacity, limit) if room is not None])
-    body = _parts(held) if explain else _stages(config, held, capacity)
+    body = _parts(config, held) if explain else _stages(config, held, capacity)
     return Report(
         "memory",
         f"Memory of a GPU at each stage of {setting(config)}, {recomputation(config)}",
@@ -82,6 +82,30 @@ def memory(
         tuple(lines),
         tuple(_over(held, limit)) if limit is not None else (),
     )
+
+
+def room_of(config: Config, budget: str | None) -> Room:
+    """The memory to fill: the budget, or else the run's GPU.
+
+    Raises:
+        ConfigError: The budget is neither a size nor a GPU.
+        UsageError: There is neither.
+    """
+    room = _limit(budget) or _capacity(config)
+    if room is None:
+        raise UsageError("filling the free memory needs a GPU (--gpu) or a size (--budget)")
+    return room
+
+
+def _limit(budget: str | None) -> Room | None:
+    return None if budget is None else Room(budget, size_of(budget))
+
+
+def _capacity(config: Config) -> Room | None:
+    if config.run.gpu is None:
+        return None
+    found = gpu(config.run.gpu)
+    return Room(found.name, found.memory_bytes)
 
 
 def _stages(
@@ -108,7 +132,7 @@ def _stages(
             *by_group(each.peak).values(),
             each.peak.name,
             each.peak.bytes,
-            reserved(config, each),
+            reserved(each),
             room,
             None if room is None else each.peak.bytes <= room,
         )
@@ -118,7 +142,7 @@ def _stages(
 
 
 def _parts(
-    held: Sequence[StageMemory],
+    config: Config, held: Sequence[StageMemory]
 ) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
     """A row a part of each stage's peak, with its certainty and its source."""
     columns = (
@@ -133,9 +157,14 @@ def _parts(
     rows = tuple(
         (each.stage, each.peak.name, part.name, part.group, part.bytes, part.certainty, part.source)
         for each in held
-        for part in each.peak.parts
+        for part in (*each.peak.parts, *_beside(config, each))
     )
     return columns, rows
+
+
+def _beside(config: Config, memory: StageMemory) -> Iterator[Part]:
+    """What is in use beside the peak: in no group of what is allocated."""
+    return (part._replace(group="not allocated") for part in headroom(config, memory))
 
 
 def by_group(phase: Phase) -> dict[str, int]:
@@ -243,6 +272,16 @@ def _ranges(numbers: Sequence[int]) -> str:
     return f"stage{'s' if len(numbers) > 1 else ''} {words}"
 
 
+def _beside_note(config: Config, held: Sequence[StageMemory]) -> Iterator[str]:
+    """What is estimated beside the allocated bytes, at the highest peak."""
+    worst = max(held, key=lambda stage: stage.peak.bytes)
+    yield (
+        f"allocated at the highest peak: {format_bytes(worst.peak.bytes)}; estimated: "
+        f"{format_bytes(reserved(worst))} reserved, {format_bytes(on_driver(config, worst))} on "
+        "nvidia-smi"
+    )
+
+
 def _fit_notes(held: Sequence[StageMemory], rooms: Sequence[Room]) -> Iterator[str]:
     """Whether the stages fit, and by how much."""
     worst = max(held, key=lambda stage: stage.peak.bytes)
@@ -267,11 +306,3 @@ def _over(held: Sequence[StageMemory], limit: Room) -> Iterator[str]:
                 f"stage {each.stage} allocates {format_bytes(each.peak.bytes)} ({each.peak.name}), "
                 f"{format_bytes(each.peak.bytes - limit.bytes)} above the budget {limit.name}"
             )
-
-
-def reserved(config: Config, memory: StageMemory) -> int | None:
-    """To be had from analysis."""
-    return None
-
-
-APPENDIX_C = "Korthikanti et al. 2022, appendix C"

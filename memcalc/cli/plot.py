@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from memcalc import figures, files
-from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, configure, options
+from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, configure, options
 
 
 @click.command()
 @click.argument("kind", type=click.Choice(list(figures.KINDS | figures.PAPER)))
 @click.argument("model", required=False)
-@options(*RUN, "global_batch_size", *PIPELINE, *CHOICES, *KERNELS, "accounting")
+@options(*RUN, "global_batch_size", *PIPELINE, *STATES, *CHOICES, *KERNELS, "accounting", "gpu")
 @click.option(
     "-o",
     "--output",
@@ -27,7 +27,8 @@ def plot(kind: str, model: str | None, accounting: str, output: Path, **settings
     \b
     KIND is one of
       techniques  one layer's memory under each technique, by its parts
-      stages      the activations of every pipeline stage at its peak
+      memory      a GPU's memory at every pipeline stage, and what there is room for
+      stages      the activations of every pipeline stage at its peak, and over time
       paper-1     figures of Korthikanti et al. 2022, ours beside theirs
       paper-7     (these have models of their own)
       paper-8
@@ -37,6 +38,7 @@ def plot(kind: str, model: str | None, accounting: str, output: Path, **settings
       memcalc plot techniques 175b -o 175b.png
       memcalc plot techniques llama-3-70b --tp 8 -s 8192 -o llama.pdf
       memcalc plot stages 530b --vpp 1 --recompute full -o stages.svg
+      memcalc plot memory 175b --sp --recompute selective -o memory.png
       memcalc plot paper-7 -o figure7.png
     """
     figures.check(output.suffix)

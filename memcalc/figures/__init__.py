@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # Kind -> the function that draws it, from a Config and an accounting.
 KINDS = {
     "techniques": "memcalc.figures.techniques:draw",
+    "memory": "memcalc.figures.memory:draw",
     "stages": "memcalc.figures.stages:draw",
 }
 
@@ -29,8 +30,9 @@ def plot(kind: str, config: Config | None = None, accounting: str = "paper") -> 
 
     Args:
         kind: ``techniques``: the memory of one layer under each technique, by its parts;
-            ``stages``: the activations of every pipeline stage at its peak; ``paper-1``,
-            ``paper-7``, ``paper-8``: figures of Korthikanti et al. 2022, ours beside theirs.
+            ``memory``: a GPU's memory at every pipeline stage; ``stages``: the activations of
+            every pipeline stage at its peak, and over time; ``paper-1``, ``paper-7``, ``paper-8``:
+            figures of Korthikanti et al. 2022, ours beside theirs.
         config: The model and its run; none for the paper's figures.
         accounting: ``paper`` or ``exact``.
 

@@ -16,11 +16,18 @@ VERMILION, SKY, PURPLE, GREY = "#D55E00", "#56B4E9", "#CC79A7", "#999999"
 
 def sheet(width: float = 7.2, height: float = 4.2) -> tuple[Figure, Axes]:
     """An empty figure, in inches, with one plain pair of axes."""
+    figure, (axes,) = sheets(1, width, height)
+    return figure, axes
+
+
+def sheets(number: int, width: float = 7.2, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """An empty figure, in inches, with several plain pairs of axes, one above the other."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    found = [figure.add_subplot(number, 1, place) for place in range(1, number + 1)]
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, found
 
 
 def encode(figure: Figure, suffix: str) -> bytes:
