@@ -8,6 +8,7 @@ from math import prod
 
 from memcalc.analysis.parameters import OF_EXPERTS
 from memcalc.analysis.parts import Part
+from memcalc.analysis.schedule import places
 from memcalc.analysis.stages import chunks, output_bytes
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
@@ -54,7 +55,7 @@ def between_steps(config: Config, stage: int) -> list[Part]:
     chunks_ = config.parallel.chunks_per_rank
     if config.parallel.pp == 1 or not is_megatron(config):
         return []
-    received = chunks_ - (stage == 0)
+    received = chunks_ - has_embedding(config, stage)
     number = 2 * received * output_bytes(config)
     name = "last input of each chunk, with its gradient"
     found = [_buffer(name, number, MEGATRON_PIPELINE)]
@@ -72,7 +73,7 @@ def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
     parallel, found = config.parallel, []
     if not is_megatron(config):
         return []
-    if parallel.pp > 1 and (stage or parallel.chunks_per_rank > 1):
+    if parallel.pp > 1 and not (has_embedding(config, stage) and parallel.chunks_per_rank == 1):
         if parallel.chunks_per_rank > 1:
             name, number = "input, output's gradient and input's gradient on their way", 3
         elif phase == "forward":
@@ -80,7 +81,8 @@ def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
         else:
             name, number = "micro-batch before: its input's gradient", 1
         found.append(_buffer(name, number * output_bytes(config), MEGATRON_P2P))
-    if phase == "forward" and stage in (0, parallel.pp - 1) and config.run.environment.loader_mask:
+    at_an_end = has_embedding(config, stage) or has_head(config, stage)
+    if phase == "forward" and at_an_end and config.run.environment.loader_mask:
         run = config.run
         number = run.micro_batch_size * run.seq_length**2 // parallel.cp
         found.append(_buffer("mask from the data loader", number, MEGATRON_MASK))
@@ -95,6 +97,16 @@ def is_megatron(config: Config) -> bool:
 def has_te(config: Config) -> bool:
     """Whether Transformer Engine's modules make the layers."""
     return config.run.implementation.norms_in_linears
+
+
+def has_embedding(config: Config, stage: int) -> bool:
+    """Whether the embedding stands on a stage."""
+    return 0 in places(config.parallel, stage)
+
+
+def has_head(config: Config, stage: int) -> bool:
+    """Whether the head stands on a stage."""
+    return config.parallel.chunks - 1 in places(config.parallel, stage)
 
 
 def _workspaces(config: Config) -> Iterator[Part]:
@@ -137,7 +149,7 @@ def _dummies(config: Config, stage: int) -> Iterator[Part]:
     shapes: dict[tuple[int, ...], None] = {}
     kinds = {kind for names in chunks(config, stage) for kind in names}
     graphs = [layer_graph(config, kind=kind) for kind in sorted(kinds)]
-    if stage == config.parallel.pp - 1:
+    if has_head(config, stage):
         graphs.append(head_graph(config))
     for graph in graphs:
         for op in graph.ops:
@@ -156,7 +168,7 @@ def _gathered(config: Config, stage: int) -> Iterator[Part]:
     if not is_megatron(config):
         return
     whole = run.activation_bytes * run.seq_length * run.micro_batch_size * config.model.hidden_size
-    gathers = parallel.sp and parallel.tp > 1 and (stage == parallel.pp - 1 or not has_te(config))
+    gathers = parallel.sp and parallel.tp > 1 and (has_head(config, stage) or not has_te(config))
     sizes = [(whole // parallel.cp if gathers else 0, MEGATRON_BUFFER)]
     if not has_te(config) and run.implementation.attention == "unfused":
         heads = config.model.heads // parallel.tp
@@ -179,7 +191,7 @@ def _deferred(config: Config, stage: int) -> Iterator[Part]:
     """Logits' gradients and hidden states of micro-batches whose head's gradient is made late."""
     run, parallel = config.run, config.parallel
     number = min(run.environment.deferred_gradients, config.microbatches)
-    if number and stage == parallel.pp - 1:
+    if number and has_head(config, stage):
         assert config.model.vocab_size is not None
         tokens = run.activation_bytes * run.seq_length * run.micro_batch_size // parallel.cp
         each = tokens * config.model.vocab_size // parallel.tp + output_bytes(config)

@@ -5,13 +5,16 @@ The peak is the largest phase, never a sum of peaks.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from memcalc.analysis import activations, buffers, stages, walk
+from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
 from memcalc.analysis.stages import chunks
 from memcalc.analysis.states import buckets, states
 from memcalc.analysis.walk import Moment
+from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
@@ -98,32 +101,64 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
 
 
 def _moments(config: Config, stage: int) -> Iterator[tuple[str, list[Part]]]:
-    """What comes to what is in flight at each moment of the micro-batch that passes."""
+    """What comes to what is in flight at each moment of the micro-batch that passes.
+
+    It has gone forward through the last of the stage's chunks, and goes back through it first.
+    """
     forward = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
     backward = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
-    fused = config.run.environment.fused_gradients
-    kind = chunks(config, stage)[-1][-1:]
-    if kind:
-        graph, policy = layer_graph(config, kind=kind[0]), config.run.policy
+    fused, theirs = config.run.environment.fused_gradients, buffers.is_megatron(config)
+    names = chunks(config, stage)[-1]
+    if names:
+        graph, policy = layer_graph(config, kind=names[-1]), _policy(config, len(names))
         yield "forward", [*forward, *_working(graph, policy, walk.forward(graph, policy))]
-    if stage == config.parallel.pp - 1:
+    if buffers.has_head(config, stage):
         head, further = head_graph(config), config.model.mtp_layers
         kept = further * activations.total(activations.kept(head))
         before = [Part("heads of further tokens", kept, "logits", "exact", LEDGER)]
-        yield "loss", [*forward, *before, *_logits(walk.forward(head))]
-        moment = walk.backward(head, fused=fused, gathers=not buffers.is_megatron(config))
-        yield "head backward", [*backward, *before, *_logits(moment)]
-    if kind:
-        own = buffers.has_te(config) or not buffers.is_megatron(config)
-        moment = walk.backward(graph, policy, fused, gathers=own)
-        yield "backward", [*backward, *_working(graph, policy, moment)]
+        yield "loss", [*forward, *before, *_of_end("head", "logits", walk.forward(head))]
+        moment = walk.backward(head, fused=fused, gathers=not theirs)
+        yield "head backward", [*backward, *before, *_of_end("head", "logits", moment)]
+    if names:
+        moment = walk.backward(graph, policy, fused, gathers=buffers.has_te(config) or not theirs)
+        together = _together(config, names) if policy.regions else []
+        yield "backward", [*backward, *together, *_working(graph, policy, moment)]
+    if buffers.has_embedding(config, stage):
+        # the layers of its chunk are done then; a table's gradient is never added where it is made
+        graph = embedding_graph(config)
+        moment = walk.backward(graph, fused=False)
+        done = stages.chunk_weights(config, stage, "exact")[0][0]
+        gone = Part("layers that are done", -done.layers, "activations", "exact", LEDGER)
+        own = activations.total(activations.kept(graph))
+        rest = moment._replace(kept=moment.kept - own)
+        parts = [gone, *_of_end("embedding", "activations", rest)]
+        yield "embedding backward", [*backward, *parts]
 
 
-def _logits(moment: Moment) -> list[Part]:
+def _policy(config: Config, layers: int) -> Policy:
+    """What is recomputed of the last of a chunk's layers: by blocks, only the first ones are."""
+    run = config.run
+    last = run.recompute_method == "block" and (run.recompute_layers or layers) < layers
+    return activations.NOTHING if last else run.policy
+
+
+def _together(config: Config, names: Sequence[str]) -> list[Part]:
+    """What layers that are recomputed together with the last one keep again."""
+    number = config.run.recompute_layers or 1
+    if config.run.recompute_method != "uniform" or number == 1:
+        return []
+    everything = replace(config, run=config.run.recomputing("none"))
+    again = (len(names) - 1) % number  # of the last group, which may be shorter
+    size = sum(layer_bytes(everything, "exact", kind) for kind in names[-1 - again : -1])
+    name = "layers recomputed together with the last"
+    return [Part(name, size, "activations", "exact", LEDGER)]
+
+
+def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
     return [
-        Part("head: kept", moment.kept, "logits", "exact", LEDGER),
-        Part(f"head: {moment.op} at work", moment.working, "logits", "exact", LEDGER),
-        Part("head: gradient of its weight", moment.weight, "gradients", "exact", LEDGER),
+        Part(f"{name}: kept", moment.kept, group, "exact", LEDGER),
+        Part(f"{name}: {moment.op} at work", moment.working, group, "exact", LEDGER),
+        Part(f"{name}: gradient of a weight", moment.weight, "gradients", "exact", LEDGER),
     ]
 
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from memcalc.analysis.device import StageMemory, stage_memory
 from memcalc.checks.runs import Measured, MeasuredRun, read
 from memcalc.config import Config
+from memcalc.errors import ConfigError
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 
 LARGEST = 3  # parts of a stage that its text names
 BALANCED, UNBALANCED = 1, 1.25  # shares of routed tokens that both are shown
+ODD = 0.1  # apart that rows of the same arguments may be
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 
 # Arguments of Megatron-LM that change memory in ways that are not modelled: why, and the values
@@ -65,28 +67,38 @@ class Row(NamedTuple):
     Attributes:
         run: The run.
         measured: What was measured on the stage with the highest measured peak.
-        predicted: What a rank of that stage holds.
+        predicted: What a rank of that stage holds; None where memcalc refuses what was run.
         flags: The unmodelled options that it has, from its arguments alone.
         stages: The same of every stage that was measured.
     """
 
     run: MeasuredRun
     measured: Measured
-    predicted: StageMemory
+    predicted: StageMemory | None
     flags: Sequence[str]
     stages: Stages
 
     @property
-    def peak_error(self) -> float:
+    def peak(self) -> int | None:
+        """The predicted peak; None where memcalc refuses what was run."""
+        return self.predicted.peak.bytes if self.predicted else None
+
+    @property
+    def steady(self) -> int | None:
+        """What is predicted to stay between steps."""
+        return self.predicted.steady.bytes if self.predicted else None
+
+    @property
+    def peak_error(self) -> float | None:
         """(predicted - measured) / measured, of the peak."""
-        return error(self.predicted.peak.bytes, self.measured.peak)
+        return None if self.peak is None else error(self.peak, self.measured.peak)
 
     @property
     def steady_error(self) -> float | None:
         """The same of what stays between steps; None where that was not measured."""
-        if self.measured.steady is None:
+        if self.steady is None or self.measured.steady is None:
             return None
-        return error(self.predicted.steady.bytes, self.measured.steady)
+        return error(self.steady, self.measured.steady)
 
 
 def error(predicted: int, measured: int) -> float:
@@ -103,7 +115,6 @@ def rows(path: Path) -> list[Row]:
 
     Raises:
         InputError: The file cannot be read, or a row of it is of neither form.
-        ConfigError: What a row says cannot be.
     """
     return [_row(run) for run in read(path)]
 
@@ -137,7 +148,6 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
 
     Raises:
         InputError: The file cannot be read, or a row of it is of neither form.
-        ConfigError: What a row says cannot be.
     """
     found = rows(path)
     unflagged = [row for row in found if not row.flags]
@@ -161,10 +171,10 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
                 row.run.id,
                 row.measured.stage,
                 row.measured.peak,
-                row.predicted.peak.bytes,
+                row.peak,
                 row.peak_error,
                 row.measured.steady,
-                row.predicted.steady.bytes,
+                row.steady,
                 row.steady_error,
                 ", ".join(row.flags),
                 row.stages,
@@ -179,16 +189,24 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
             f"({100 * (len(found) - len(unflagged)) / len(found):.1f} %), by their arguments",
             *_assumed(found),
             *_routed(found),
+            *_odd(found),
         ),
         _failures(unflagged, max_error),
     )
 
 
 def _row(run: MeasuredRun) -> Row:
-    predicted = {each.stage: stage_memory(run.config, each.stage) for each in run.measured}
     highest = max(run.measured, key=lambda each: each.peak)
-    stages = Stages(_stage(run.config, each, predicted[each.stage]) for each in run.measured)
     found = flags(run.values, run.world)
+    refused, predicted = run.refused, {}
+    if run.config is not None:
+        try:
+            predicted = {each.stage: stage_memory(run.config, each.stage) for each in run.measured}
+        except ConfigError as error_:
+            refused = str(error_)
+    if run.config is None or not predicted:
+        return Row(run, highest, None, [*found, f"refused: {refused}"], Stages())
+    stages = Stages(_stage(run.config, each, predicted[each.stage]) for each in run.measured)
     return Row(run, highest, predicted[highest.stage], found, stages)
 
 
@@ -218,7 +236,7 @@ def _unbalanced(config: Config, stage: int, share: float) -> int:
 
 def _summary(name: str, found: Sequence[Row]) -> list[str]:
     """The distribution of the absolute errors, in %."""
-    peaks = [abs(row.peak_error) for row in found]
+    peaks = [abs(row.peak_error) for row in found if row.peak_error is not None]
     steady = [abs(row.steady_error) for row in found if row.steady_error is not None]
     return [
         f"absolute error of the {what}, {len(errors)} {name}: {_distribution(errors)}"
@@ -252,10 +270,10 @@ def _routed(found: Sequence[Row]) -> list[str]:
     """The error of unflagged rows with experts, under both shares of routed tokens."""
     errors: dict[str, list[float]] = {}
     for row in found:
-        (stage,) = (each for each in row.stages if each["stage"] == row.measured.stage)
-        if not row.flags:
-            for share, predicted in stage.get(BY_IMBALANCE, {}).items():
-                errors.setdefault(share, []).append(error(predicted, row.measured.peak))
+        for stage in row.stages:
+            if not row.flags and stage["stage"] == row.measured.stage:
+                for share, predicted in stage.get(BY_IMBALANCE, {}).items():
+                    errors.setdefault(share, []).append(error(predicted, row.measured.peak))
     return [
         f"experts, imbalance {share}: {len(values)} unflagged rows, peaks off by "
         f"{100 * median(values):+.2f} % in the median"
@@ -263,12 +281,35 @@ def _routed(found: Sequence[Row]) -> list[str]:
     ]
 
 
+def _odd(found: Iterable[Row]) -> list[str]:
+    """Rows of the same arguments on the same GPU whose peaks are far apart: one is stale, or odd.
+
+    The kernels and workspaces of container families differ by a few per cent.
+    """
+    alike: dict[tuple[Any, ...], list[Row]] = {}
+    for row in found:
+        if row.run.config is not None:
+            environment = replace(row.run.config.run.environment, pytorch=None)
+            words = tuple(sorted(row.run.values.items()))
+            alike.setdefault((row.run.gpu, row.run.world, words, environment), []).append(row)
+    lines = []
+    for same in alike.values():
+        low, *_, high = sorted([*same, *same[:1]], key=lambda row: row.measured.peak)
+        apart = error(high.measured.peak, low.measured.peak)
+        if apart > ODD:
+            lines.append(
+                f"the same arguments, {100 * apart:.0f} % apart, so that one is stale or odd: "
+                f"{low.run.id} and {high.run.id}"
+            )
+    return lines
+
+
 def _failures(unflagged: Sequence[Row], max_error: float | None) -> tuple[str, ...]:
     if max_error is None:
         return ()
     if not unflagged:
         return ("no row is unflagged, and so none can be held to a bound",)
-    middle = median(abs(row.peak_error) for row in unflagged)
+    middle = median(abs(row.peak_error) for row in unflagged if row.peak_error is not None)
     if middle <= max_error:
         return ()
     return (

@@ -51,20 +51,23 @@ class MeasuredRun(NamedTuple):
 
     Attributes:
         id: What the row is called.
-        config: What was run.
+        config: What was run; None where memcalc refuses it.
         measured: What was measured, stage by stage.
-        words: The names of the launch's arguments.
-        values: The arguments with their values, as words.
+        values: The launch's arguments with their values, as words.
+        gpu: The GPU, by its name.
         world: How many GPUs there were, or None where that is unknown.
         notes: What was assumed.
+        refused: Why memcalc refuses what was run.
     """
 
     id: str
-    config: Config
+    config: Config | None
     measured: Sequence[Measured]
     values: Mapping[str, str]
+    gpu: str
     world: int | None
     notes: Sequence[str]
+    refused: str = ""
 
 
 def read(path: Path) -> list[MeasuredRun]:
@@ -72,7 +75,6 @@ def read(path: Path) -> list[MeasuredRun]:
 
     Raises:
         InputError: The file cannot be read, or a row of it is of neither form.
-        ConfigError: What a row says cannot be.
     """
     found: dict[str, tuple[int, MeasuredRun]] = {}
     for number, line in _lines(path):
@@ -105,14 +107,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
     """A row of either form, from its JSON."""
-    read_ = _of_megatron if "args" in row else _of_simumax
-    try:
-        return read_(_Row(row, where))
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    except InputError as error:
-        text = str(error)
-        raise InputError(text if text.startswith(where) else f"{where}: {text}") from error
+    return (_of_megatron if "args" in row else _of_simumax)(_Row(row, where))
 
 
 class _Row:
@@ -193,12 +188,13 @@ def _of_megatron(row: _Row) -> MeasuredRun:
         cublas_workspace=variables.get("CUBLAS_WORKSPACE_CONFIG"),
         deterministic=variables.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
     )
-    config = _config(name, values, world, program, row.text("gpu"), environment)
     measured = row.inside("measured")
-    last = Measured(
-        config.parallel.pp - 1, measured.size("peak_bytes"), measured.size("steady_bytes")
-    )
-    return MeasuredRun(name, config, (last,), values, world, notes)
+    peak, steady = measured.size("peak_bytes"), measured.size("steady_bytes")
+    gpu = row.text("gpu")
+    config, refused = _config(name, values, world, program, gpu, environment)
+    last = config.parallel.pp - 1 if config else 0
+    found = (Measured(last, peak, steady),)
+    return MeasuredRun(name, config, found, values, gpu, world, notes, refused)
 
 
 def _config(
@@ -208,20 +204,23 @@ def _config(
     program: str,
     gpu: str,
     environment: Environment,
-) -> Config:
-    """The Config of a launch's arguments, on a GPU and in an environment."""
+) -> tuple[Config | None, str]:
+    """The Config of a launch's arguments, on a GPU and in an environment, or why there is none."""
     arguments = {key: True if value == "True" else value for key, value in values.items()}
-    source = megatron.read_yaml({"MODEL_ARGS": arguments}, name, world, program)
-    if isinstance(source, RunSource):
-        raise ConfigError("a run without a model")
-    said = source.settings["environment"]
-    environment = replace(
-        said,
-        pytorch=environment.pytorch,
-        cublas_workspace=environment.cublas_workspace,
-        deterministic=said.deterministic or environment.deterministic,
-    )
-    return configure(source, {"gpu": gpu.lower(), "environment": environment})
+    try:
+        source = megatron.read_yaml({"MODEL_ARGS": arguments}, name, world, program)
+        if isinstance(source, RunSource):
+            return None, "no arguments of a model"
+        said = source.settings.get("environment", Environment())
+        environment = replace(
+            said,
+            pytorch=environment.pytorch,
+            cublas_workspace=environment.cublas_workspace,
+            deterministic=said.deterministic or environment.deterministic,
+        )
+        return configure(source, {"gpu": gpu.lower(), "environment": environment}), ""
+    except (ConfigError, InputError) as error:
+        return None, str(error)
 
 
 # SimuMax's names of sizes, as arguments of Megatron-LM.
@@ -289,6 +288,11 @@ def _of_simumax(row: _Row) -> MeasuredRun:
     give("untie-embeddings-and-output-weights", run.content.get("tied_embeddings") is False)
     give("attention-dropout", run.content.get("dropout"))
     give("hidden-dropout", run.content.get("dropout"))
+    recomputed = run.content.get("recompute") or "none"
+    if recomputed != "none":
+        values["recompute-granularity"] = str(recomputed)[:40]
+        if recomputed == "full":
+            values |= {"recompute-method": "uniform", "recompute-num-layers": "1"}
     if run.content.get("cross_entropy_fusion"):
         values["cross-entropy-loss-fusion"] = "True"
         values["cross-entropy-fusion-impl"] = run.text("cross_entropy_fusion_impl")
@@ -301,15 +305,15 @@ def _of_simumax(row: _Row) -> MeasuredRun:
     if vocabulary is not None:
         values["vocab-size"] = str(vocabulary + 1)
         notes.append("a token more than vocab_size, which Megatron-LM's NullTokenizer adds")
-    version = re.search(r"Transformer Engine (\d+)\.(\d+)", str(run.content.get("framework")))
+    version = re.search(
+        r"Transformer Engine (\d{1,4})\.(\d{1,4})", str(run.content.get("framework"))
+    )
     old = version is not None and (int(version[1]), int(version[2])) < (2, 13)
     environment = Environment(pytorch=(2, 10) if old else None)
     gpu = row.text("gpu")
-    config = _config(name, values, world, "pretrain_gpt.py", gpu, environment)
     peaks = row.inside("measured").mebibytes("peak_allocated_mib_by_stage")
-    if len(peaks) != config.parallel.pp:
-        raise InputError(
-            f"{row.where}: peaks of {len(peaks)} stages, where there are {config.parallel.pp}"
-        )
+    if len(peaks) != (stages := parallel.count("pipeline") or 1):
+        raise InputError(f"{row.where}: peaks of {len(peaks)} stages, where there are {stages}")
     measured = [Measured(stage, peak, None) for stage, peak in enumerate(peaks)]
-    return MeasuredRun(name, config, measured, values, world, notes)
+    config, refused = _config(name, values, world, "pretrain_gpt.py", gpu, environment)
+    return MeasuredRun(name, config, measured, values, gpu, world, notes, refused)

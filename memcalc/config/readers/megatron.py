@@ -395,6 +395,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "implementation": implementation or "megatron",
         "attention": attention or None,
         "batch_first": {"flash": True, "fused": False}.get(kernel or ""),
+        "softmax_fp32": said.flag("no-masked-softmax-fusion") or None,
         "cross_entropy": said.run(_cross_entropy, said),
         "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",
         "environment": said.run(_environment, said),
