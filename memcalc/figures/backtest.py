@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from memcalc.checks.backtest import Row, rows
 from memcalc.figures import style
