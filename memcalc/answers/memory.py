@@ -221,7 +221,13 @@ def _setting_notes(config: Config) -> Iterator[str]:
     )
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
-        yield f"the embedding's table stands on stage {tied[-1]} too"
+        yield f"the embedding's table stands on {_ranges(tied)} too"
+    ranks = parallel.tp * parallel.cp * parallel.dp
+    if config.model.experts and parallel.ep * parallel.expert_tp > ranks:
+        yield (
+            f"the ranks of a stage, {ranks}, are fewer than its experts are spread over, "
+            f"{parallel.ep * parallel.expert_tp}: give --dp, over which states may be split"
+        )
 
 
 def _experts_note(config: Config, held: Sequence[StageMemory]) -> Iterator[str]:
