@@ -183,8 +183,8 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
         ),
         {},
         (
-            *_summary("unflagged rows", unflagged),
-            *_summary("all rows", found),
+            *_summary("unflagged", unflagged),
+            *_summary("all", found),
             f"{len(found) - len(unflagged)} of {len(found)} rows flagged as unmodelled "
             f"({100 * (len(found) - len(unflagged)) / len(found):.1f} %), by their arguments",
             *_assumed(found),
@@ -239,8 +239,8 @@ def _summary(name: str, found: Sequence[Row]) -> list[str]:
     peaks = [abs(row.peak_error) for row in found if row.peak_error is not None]
     steady = [abs(row.steady_error) for row in found if row.steady_error is not None]
     return [
-        f"absolute error of the {what}, {len(errors)} {name}: {_distribution(errors)}"
-        for what, errors in (("peak", peaks), ("steady bytes", steady))
+        f"{name} rows, absolute error of {len(errors)} {what}: {_distribution(errors)}"
+        for what, errors in (("peaks", peaks), ("steady bytes", steady))
         if errors
     ]
 
