@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +29,11 @@ def question(line):
 
 @pytest.mark.parametrize("format_", ["text", "json", "csv", "markdown"])
 @pytest.mark.parametrize(
-    "line", ["models", "ledger 22b", "recompute llama-3-8b", "flops 175b --recompute full"]
+    "line",
+    [
+        *("models", "ledger 22b", "recompute llama-3-8b", "flops 175b --recompute full"),
+        f"backtest {Path(__file__).parent / 'runs.jsonl'}",
+    ],
 )
 def test_questions_without_formulas_load_nothing_heavy(line, format_, tmp_path):
     assert loaded(question(f"{line} --format {format_}"), tmp_path) == set()

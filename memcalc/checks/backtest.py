@@ -148,6 +148,19 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
 
     Raises:
         InputError: The file cannot be read, or a row of it is of neither form.
+
+    >>> import json, tempfile
+    >>> sizes = {"num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 128}
+    >>> row = {"id": "gpt.tiny", "gpu": "A100", "image": "dev", "gpus": 1, "env": {}}
+    >>> row |= {"args": {**sizes, "micro-batch-size": 1, "global-batch-size": 1, "bf16": True}}
+    >>> row |= {"vocabulary": {"size": 50257}}
+    >>> row |= {"measured": {"peak_bytes": 1 << 28, "steady_bytes": 1 << 27}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "runs.jsonl")
+    ...     _ = path.write_text(json.dumps(row))
+    ...     report = backtest(path)
+    >>> report.column("id"), report.column("unmodelled")
+    (['gpt.tiny'], [''])
     """
     found = rows(path)
     unflagged = [row for row in found if not row.flags]
