@@ -86,9 +86,13 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     names = [name for chunk in chunks(config, stage) for name in chunk]
     held = stages.stage(config, stage, "exact")
     there = [*states(config, stage), *buffers.lasting(config, stage)]
+    heads = (
+        max(0, held.head - _heads(config)) if held.head else 0
+    )  # but for the one whose moments are walked
     in_flight = [
         Part("layers' activations", held.layers, "activations", "exact", LEDGER),
         Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
+        Part("heads of other micro-batches", heads, "logits", "exact", LEDGER),
     ]
     phases = [
         Phase(name, [part for part in (*there, *in_flight, *parts) if part.bytes])
@@ -103,12 +107,13 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
 def _moments(config: Config, stage: int) -> Iterator[tuple[str, list[Part]]]:
     """What comes to what is in flight at each moment of the micro-batch that passes.
 
-    It has gone forward through the last of the stage's chunks, and goes back through it first.
+    It has gone forward through the last of the stage's chunks that has layers, and goes back
+    through it first.
     """
     forward = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
     backward = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
     fused, theirs = config.run.environment.fused_gradients, buffers.is_megatron(config)
-    names = chunks(config, stage)[-1]
+    names = next((names for names in reversed(chunks(config, stage)) if names), [])
     if names:
         graph, policy = layer_graph(config, kind=names[-1]), _policy(config, len(names))
         yield "forward", [*forward, *_working(graph, policy, walk.forward(graph, policy))]
@@ -133,6 +138,12 @@ def _moments(config: Config, stage: int) -> Iterator[tuple[str, list[Part]]]:
         rest = moment._replace(kept=moment.kept - own)
         parts = [gone, *_of_end("embedding", "activations", rest)]
         yield "embedding backward", [*backward, *parts]
+
+
+def _heads(config: Config) -> int:
+    """What the heads of one micro-batch keep: that of the next token, and of each further one."""
+    kept: int = activations.total(activations.kept(head_graph(config)))
+    return (1 + config.model.mtp_layers) * kept
 
 
 def _policy(config: Config, layers: int) -> Policy:

@@ -121,7 +121,7 @@ def _stages(
         Column("peak_bytes", "bytes"),
         Column("reserved_estimated_bytes", "bytes", detail=True),
         Column("capacity_bytes", "bytes", detail=True),
-        Column("fits", "text", detail=capacity is None),
+        Column("fits", "text", detail=True),
     )
     room = capacity.bytes if capacity else None
     rows = tuple(
