@@ -23,6 +23,7 @@ from memcalc.lazy import resolve
 from memcalc.render import RENDERERS
 
 SCHEMA = json.loads(resources.read("schema/report.schema.json"))
+RUNS = Path(__file__).parent / "runs.jsonl"
 
 # Every command's question, and the columns that design and schema promise, with their units.
 QUESTIONS = {
@@ -97,6 +98,18 @@ QUESTIONS = {
         "tolerance": "ratio",
         "verdict": "text",
         "explanation": "text",
+    },
+    f"backtest {RUNS}": {
+        "id": "text",
+        "stage": "count",
+        "measured_peak_bytes": "bytes",
+        "predicted_peak_bytes": "bytes",
+        "peak_error": "ratio",
+        "measured_steady_bytes": "bytes",
+        "predicted_steady_bytes": "bytes",
+        "steady_error": "ratio",
+        "unmodelled": "text",
+        "stages": "text",
     },
     "recompute llama-3-70b --tp 8 --sp": {
         "layer_kind": "text",
@@ -397,6 +410,7 @@ class TestHelp:
         config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4}
         config["n_positions"] = 8192
         (folder / "config.json").write_text(json.dumps(config))
+        (tmp_path / "runs.jsonl").write_text(RUNS.read_text())
         examples = 0
         for name in COMMANDS:
             for line in memcalc(f"{name} --help").out.split("Examples:")[1].splitlines():

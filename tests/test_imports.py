@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,10 +31,8 @@ def question(line):
 @pytest.mark.parametrize(
     "line",
     [
-        "models",
-        "ledger 22b",
-        "recompute llama-3-8b",
-        "flops 175b --recompute full",
+        *("models", "ledger 22b", "recompute llama-3-8b", "flops 175b --recompute full"),
+        f"backtest {Path(__file__).parent / 'runs.jsonl'}",
         "memory deepseek-v3 --pp 16 -s 4096",
     ],
 )

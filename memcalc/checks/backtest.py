@@ -148,6 +148,19 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
 
     Raises:
         InputError: The file cannot be read, or a row of it is of neither form.
+
+    >>> import json, tempfile
+    >>> sizes = {"num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 128}
+    >>> row = {"id": "gpt.tiny", "gpu": "A100", "image": "dev", "gpus": 1, "env": {}}
+    >>> row |= {"args": {**sizes, "micro-batch-size": 1, "global-batch-size": 1, "bf16": True}}
+    >>> row |= {"vocabulary": {"size": 50257}}
+    >>> row |= {"measured": {"peak_bytes": 1 << 28, "steady_bytes": 1 << 27}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "runs.jsonl")
+    ...     _ = path.write_text(json.dumps(row))
+    ...     report = backtest(path)
+    >>> report.column("id"), report.column("unmodelled")
+    (['gpt.tiny'], [''])
     """
     found = rows(path)
     unflagged = [row for row in found if not row.flags]
@@ -183,8 +196,8 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
         ),
         {},
         (
-            *_summary("unflagged rows", unflagged),
-            *_summary("all rows", found),
+            *_summary("unflagged", unflagged),
+            *_summary("all", found),
             f"{len(found) - len(unflagged)} of {len(found)} rows flagged as unmodelled "
             f"({100 * (len(found) - len(unflagged)) / len(found):.1f} %), by their arguments",
             *_assumed(found),
@@ -239,8 +252,8 @@ def _summary(name: str, found: Sequence[Row]) -> list[str]:
     peaks = [abs(row.peak_error) for row in found if row.peak_error is not None]
     steady = [abs(row.steady_error) for row in found if row.steady_error is not None]
     return [
-        f"absolute error of the {what}, {len(errors)} {name}: {_distribution(errors)}"
-        for what, errors in (("peak", peaks), ("steady bytes", steady))
+        f"{name} rows, absolute error of {len(errors)} {what}: {_distribution(errors)}"
+        for what, errors in (("peaks", peaks), ("steady bytes", steady))
         if errors
     ]
 

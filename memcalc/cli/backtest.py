@@ -46,7 +46,7 @@ def backtest(file: Path, max_error: float | None, format_: str | None, output: P
     \b
     Examples:
       memcalc backtest runs.jsonl
-      memcalc backtest runs.jsonl --max-error 2%
+      memcalc backtest runs.jsonl --max-error 20%
       memcalc plot backtest runs.jsonl -o runs.png
     """
     show(memcalc.backtest(file, max_error), format_, output)

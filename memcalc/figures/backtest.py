@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memcalc.checks.backtest import Row, rows
@@ -9,60 +10,49 @@ from memcalc.figures import style
 from memcalc.units import GIB
 
 KINDS = {
-    "dense": style.BLUE,
-    "experts": style.ORANGE,
-    "flagged as unmodelled": style.GREY,
+    "dense": (style.BLUE, "o"),
+    "experts": (style.VERMILION, "s"),
+    "flagged as unmodelled": (style.GREY, "X"),
 }
+EDGE = 10  # per cent of error that the panel shows; what is beyond stands on its edge
 
 
 def draw(path: Path) -> Figure:
-    """Two panels over the measured peaks: the predicted ones, and their errors in per cent.
-
-    A dashed line is where prediction and measurement agree. Both peaks are on logarithmic scales;
-    errors are cut off at the panel's edges, with an arrow for what lies beyond.
-    """
+    """Two panels over the measured peaks of a file's runs: the predicted ones, and their errors."""
     found = [row for row in rows(path) if row.peak is not None]
-    figure = style.panels()
-    above, below = figure.axes
-    sizes = [size for row in found for size in (row.measured.peak, row.peak or 0)]
-    ends = [0.8 * min(sizes) / GIB, 1.25 * max(sizes) / GIB]
-    above.plot(ends, ends, "--", color="black", linewidth=0.8, zorder=1)
-    below.axhline(0, linestyle="--", color="black", linewidth=0.8, zorder=1)
-    for kind, colour in reversed(KINDS.items()):
+    figure, (above, below) = style.sheets(2, height=6.4)
+    sizes = [size / GIB for row in found for size in (row.measured.peak, row.peak) if size] or [1]
+    ends = [0.8 * min(sizes), 1.25 * max(sizes)]
+    above.plot(ends, ends, "--", color="black", linewidth=0.8, label="as measured")
+    below.axhline(0, linestyle="--", color="black", linewidth=0.8)
+    for kind, (colour, marker) in KINDS.items():
         mine = [row for row in found if kind_of(row) == kind]
-        measured = [row.measured.peak / GIB for row in mine]
-        label = f"{kind} ({len(mine)})"
-        above.plot(
-            measured,
-            [(row.peak or 0) / GIB for row in mine],
-            "o",
-            markersize=4,
-            alpha=0.6,
-            markeredgewidth=0,
-            color=colour,
-            label=label,
-        )
-        errors = [100 * (row.peak_error or 0.0) for row in mine]
-        for marker, inside in (("o", True), ("^", False)):
-            points = [
-                (x, max(-EDGE, min(EDGE, y)))
-                for x, y in zip(measured, errors, strict=True)
-                if (abs(y) <= EDGE) == inside
-            ]
-            below.plot(
-                [x for x, _ in points],
-                [y for _, y in points],
-                marker,
-                markersize=4,
-                alpha=0.6,
-                markeredgewidth=0,
-                color=colour,
-                clip_on=False,
-            )
+        if mine:
+            label = f"{kind} ({len(mine)})"
+            _scatter(above, mine, [(r.peak or 0) / GIB for r in mine], colour, marker, label)
+            errors = [100 * (row.peak_error or 0.0) for row in mine]
+            _scatter(below, mine, [_cut(each) for each in errors], colour, marker, label)
+    for axes in (above, below):
+        axes.set_xscale("log")
+        axes.set_xlim(*ends)
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+    above.set_yscale("log")
+    above.set_ylim(*ends)
+    for axis in (above.xaxis, above.yaxis, below.xaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    above.set_ylabel("predicted peak, GiB")
+    below.set_ylabel("error of the prediction, %")
+    below.set_xlabel("measured peak, GiB")
+    below.set_ylim(-1.06 * EDGE, 1.06 * EDGE)
+    beyond = sum(abs(100 * (row.peak_error or 0.0)) > EDGE for row in found)
+    if beyond:
+        text = f"{beyond} of {len(found)} runs are off by more than {EDGE} %: on the panel's edges"
+        below.set_title(text, fontsize=8, loc="right", color="0.35")
+    title = f"Peak memory of {len(found)} training runs: predicted against measured"
+    above.set_title(title, fontsize=10, loc="left")
+    above.legend(frameon=False, fontsize=9)
     return figure
-
-
-EDGE = 10  # per cent of error that the panel shows
 
 
 def kind_of(row: Row) -> str:
@@ -71,3 +61,23 @@ def kind_of(row: Row) -> str:
         return "flagged as unmodelled"
     config = row.run.config
     return "experts" if config is not None and config.model.experts else "dense"
+
+
+def _cut(error: float) -> float:
+    return max(-EDGE, min(EDGE, error))
+
+
+def _scatter(
+    axes: Axes, found: list[Row], values: list[float], colour: str, marker: str, label: str
+) -> None:
+    axes.plot(
+        [row.measured.peak / GIB for row in found],
+        values,
+        marker,
+        markersize=4.5,
+        alpha=0.65,
+        markeredgewidth=0,
+        color=colour,
+        label=label,
+        clip_on=False,
+    )
