@@ -59,9 +59,7 @@ class TestPhases:
 
     def test_of_blocks_of_recomputation_the_last_layer_runs_no_forward_again(self):
         some, all_ = (
-            stage_memory(
-                llama(recompute="full", recompute_method="block", recompute_layers=n), 0
-            )
+            stage_memory(llama(recompute="full", recompute_method="block", recompute_layers=n), 0)
             for n in (4, 32)
         )
         at_work = [
