@@ -103,5 +103,18 @@ def format_bytes(value: float) -> str:
     >>> format_bytes(140509184)
     '134 MiB'
     """
-    name, scale = common_scale("bytes", [value])
+    return _sentence("bytes", value)
+
+
+def format_flops(value: float) -> str:
+    """FLOPs likewise.
+
+    >>> format_flops(1266637395197952)
+    '1,266.64 TFLOP'
+    """
+    return _sentence("flops", value)
+
+
+def _sentence(unit: str, value: float) -> str:
+    name, scale = common_scale(unit, [value])
     return f"{column([value], scale)[0]} {name}"

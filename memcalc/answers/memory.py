@@ -18,9 +18,10 @@ from memcalc.config.parallel import SHARDERS, ZERO
 from memcalc.config.pipeline import SCHEDULES
 from memcalc.errors import UsageError
 from memcalc.report import Column, Report
-from memcalc.units import format_bytes
+from memcalc.units import format_bytes, format_flops
 
 APPENDIX_C = "Korthikanti et al. 2022, appendix C"
+MOST_SHOWN = 64  # stages in one line
 UNBALANCED = 1.25  # the imbalance of experts that is shown beside an even one
 
 
@@ -182,7 +183,7 @@ def by_group(phase: Phase) -> dict[str, int]:
 def _filled(
     config: Config, held: Sequence[StageMemory], room: Room
 ) -> tuple[list[StageMemory], list[str]]:
-    """The stages with as many micro-batches whole as there is room for, and a line for each run."""
+    """The stages with as many micro-batches whole as there is room for, and a line about them."""
     found, lines, saved, again = [], [], 0, 0
     for each in held:
         kept = filling.fill(config, each.stage, room.bytes - each.peak.bytes)
@@ -192,22 +193,19 @@ def _filled(
             for phase in each.phases
         ]
         found.append(each._replace(phases=phases))
-        lines.append(f"{each.stage}: {kept.whole} of {kept.window}")
+        lines.append(f"{kept.whole}/{kept.window}")
         saved, again = saved + kept.saved, again + kept.recomputed
     share = f"{100 * saved / again:.1f}" if again else "0"
+    more = " ..." if len(lines) > MOST_SHOWN else ""
     return found, [
-        f"kept whole up to {room.name}, of the passes that each stage has in flight: "
-        f"{_runs(lines)}; of {again:.4g} FLOPs to recompute in an iteration, {share} % are saved",
+        f"kept whole up to {room.name}, of the passes in flight, stage by stage: "
+        f"{' '.join(lines[:MOST_SHOWN])}{more}; of {format_flops(again)} to recompute in an "
+        f"iteration, {share} % are saved",
     ]
 
 
 def _in_a_pass(phase: Phase) -> bool:
     return any(part.group == "activations" for part in phase.parts)
-
-
-def _runs(lines: Sequence[str]) -> str:
-    """The first lines of many."""
-    return ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
 
 
 def _setting_notes(config: Config) -> Iterator[str]:
@@ -223,7 +221,13 @@ def _setting_notes(config: Config) -> Iterator[str]:
     )
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
-        yield f"the embedding's table stands on stage {tied[-1]} too"
+        yield f"the embedding's table stands on {_ranges(tied)} too"
+    ranks = parallel.tp * parallel.cp * parallel.dp
+    if config.model.experts and parallel.ep * parallel.expert_tp > ranks:
+        yield (
+            f"the ranks of a stage, {ranks}, are fewer than its experts are spread over, "
+            f"{parallel.ep * parallel.expert_tp}: give --dp, over which states may be split"
+        )
 
 
 def _experts_note(config: Config, held: Sequence[StageMemory]) -> Iterator[str]:

@@ -144,5 +144,6 @@ def flash_note(config: Config) -> tuple[str, ...]:
 
 def batch_note(config: Config) -> str:
     """The global batch of an iteration, and whether anybody said it."""
-    said = "" if config.run.global_batch_size else " (assumed: as many micro-batches as chunks)"
+    assumed = " (assumed: as many micro-batches as fill the pipeline)"
+    said = "" if config.run.global_batch_size else assumed
     return f"a global batch of {config.sequences}{said}"

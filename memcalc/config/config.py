@@ -185,9 +185,9 @@ class Config:
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches of an iteration; unknown, as many as a pipeline's ranks have chunks."""
+        """Micro-batches of an iteration; unknown, as many as fill the pipeline."""
         if self.run.global_batch_size is None:
-            return self.parallel.pp * self.parallel.chunks_per_rank
+            return self.parallel.filling
         return self.run.global_batch_size // (self.run.micro_batch_size * self.parallel.dp)
 
     @property

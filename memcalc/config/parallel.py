@@ -114,6 +114,15 @@ class Parallel:
         """
         return self.pp * self.chunks_per_rank // self.copies
 
+    @property
+    def filling(self) -> int:
+        """Micro-batches that fill the pipeline: p for each chunk of a rank, or of ZB-H2 twice p.
+
+        >>> Parallel(pp=4, vpp=2).filling, Parallel(pp=4, schedule="zb-h2").filling
+        (8, 8)
+        """
+        return self.pp * (2 if self.schedule == "zb-h2" else self.chunks_per_rank)
+
     def spread(self, layers: int, further: int = 0) -> tuple[Chunk, ...]:
         """What stands in each chunk of the pipeline, in its order.
 
