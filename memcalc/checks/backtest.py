@@ -16,7 +16,9 @@ from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 
 LARGEST = 3  # parts of a stage that its text names
-BALANCED, UNBALANCED = 1, 1.25  # shares of routed tokens that both are shown
+# How many times its even share of routed tokens the busiest rank receives: under a balanced router,
+# and at the busiest of the first steps, of which a measured peak is the maximum. Both are shown.
+BALANCED, UNBALANCED = 1.0, 1.25
 ODD = 0.1  # apart that rows of the same arguments may be
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 
@@ -110,13 +112,18 @@ def error(predicted: int, measured: int) -> float:
     return float(Fraction(predicted - measured, measured))
 
 
-def rows(path: Path) -> list[Row]:
+def rows(path: Path, imbalance: float = UNBALANCED) -> list[Row]:
     """The runs of a file, each with what is predicted of it.
+
+    Args:
+        path: The file.
+        imbalance: How many times its even share of routed tokens the busiest rank of experts
+            receives.
 
     Raises:
         InputError: The file cannot be read, or a row of it is of neither form.
     """
-    return [_row(run) for run in read(path)]
+    return [_row(run, imbalance) for run in read(path)]
 
 
 def flags(values: Mapping[str, str], world: int | None) -> list[str]:
@@ -138,16 +145,19 @@ def flags(values: Mapping[str, str], world: int | None) -> list[str]:
     return found
 
 
-def backtest(path: Path, max_error: float | None = None) -> Report:
+def backtest(path: Path, max_error: float | None = None, imbalance: float = UNBALANCED) -> Report:
     """A row a run: what was measured and what is predicted, of the stage that held most.
 
     Args:
         path: A file of JSON lines: runs of Megatron-LM's functional tests, or SimuMax's.
         max_error: The most that the median absolute error of the peak of unflagged rows may be, as
             a ratio; where it is more, the report has a failure.
+        imbalance: How many times its even share of routed tokens the busiest rank of experts
+            receives.
 
     Raises:
         InputError: The file cannot be read, or a row of it is of neither form.
+        ConfigError: The imbalance is less than an even share.
 
     >>> import json, tempfile
     >>> sizes = {"num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 128}
@@ -162,7 +172,7 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
     >>> report.column("id"), report.column("unmodelled")
     (['gpt.tiny'], [''])
     """
-    found = rows(path)
+    found = rows(path, imbalance)
     unflagged = [row for row in found if not row.flags]
     return Report(
         "backtest",
@@ -201,14 +211,16 @@ def backtest(path: Path, max_error: float | None = None) -> Report:
             f"{len(found) - len(unflagged)} of {len(found)} rows flagged as unmodelled "
             f"({100 * (len(found) - len(unflagged)) / len(found):.1f} %), by their arguments",
             *_assumed(found),
-            *_routed(found),
+            *_routed(found, imbalance),
             *_odd(found),
         ),
         _failures(unflagged, max_error),
     )
 
 
-def _row(run: MeasuredRun) -> Row:
+def _row(run: MeasuredRun, imbalance: float) -> Row:
+    if run.config is not None and run.config.model.experts is not None:
+        run = run._replace(config=unbalanced(run.config, imbalance))
     highest = max(run.measured, key=lambda each: each.peak)
     found = flags(run.values, run.world)
     refused, predicted = run.refused, {}
@@ -236,15 +248,20 @@ def _stage(config: Config, measured: Measured, predicted: StageMemory) -> dict[s
     }
     if config.model.experts is not None:
         found[BY_IMBALANCE] = {
-            f"{share:g}": _unbalanced(config, measured.stage, share)
+            f"{share:g}": stage_memory(unbalanced(config, share), measured.stage).peak.bytes
             for share in (BALANCED, UNBALANCED)
         }
     return found
 
 
-def _unbalanced(config: Config, stage: int, share: float) -> int:
-    run = replace(config.run, imbalance=share)
-    return stage_memory(replace(config, run=run), stage).peak.bytes
+def unbalanced(config: Config, imbalance: float) -> Config:
+    """The same run with another imbalance of routed tokens, if its experts are spread over ranks.
+
+    Raises:
+        ConfigError: The imbalance is less than an even share.
+    """
+    share = imbalance if config.parallel.ep > 1 else BALANCED
+    return replace(config, run=replace(config.run, imbalance=share))
 
 
 def _summary(name: str, found: Sequence[Row]) -> list[str]:
@@ -279,7 +296,7 @@ def _assumed(found: Iterable[Row]) -> list[str]:
     return [f"assumed of {number} rows: {note}" for note, number in counts.items()]
 
 
-def _routed(found: Sequence[Row]) -> list[str]:
+def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
     """The error of unflagged rows with experts, under both shares of routed tokens."""
     errors: dict[str, list[float]] = {}
     for row in found:
@@ -287,11 +304,13 @@ def _routed(found: Sequence[Row]) -> list[str]:
             if not row.flags and stage["stage"] == row.measured.stage:
                 for share, predicted in stage.get(BY_IMBALANCE, {}).items():
                     errors.setdefault(share, []).append(error(predicted, row.measured.peak))
-    return [
+    lines = [
         f"experts, imbalance {share}: {len(values)} unflagged rows, peaks off by "
-        f"{100 * median(values):+.2f} % in the median"
+        f"{100 * median(values):+.2f} % in the median, absolute {_distribution(map(abs, values))}"
         for share, values in errors.items()
     ]
+    taken = f"experts: the busiest rank is taken to receive {imbalance:g} times its even share"
+    return [taken, *lines] if lines else []
 
 
 def _odd(found: Iterable[Row]) -> list[str]:

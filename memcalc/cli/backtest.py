@@ -35,8 +35,18 @@ class Share(click.ParamType[float]):
     metavar="SHARE",
     help="Fail where the median error of the unflagged rows' peaks is more, such as 2%.",
 )
+@click.option(
+    "--imbalance",
+    type=float,
+    default=1.25,
+    show_default=True,
+    metavar="X",
+    help="Routed tokens of the busiest rank of experts, over its even share.",
+)
 @options(*SHOW)
-def backtest(file: Path, max_error: float | None, format_: str | None, output: Path | None) -> None:
+def backtest(
+    file: Path, max_error: float | None, imbalance: float, format_: str | None, output: Path | None
+) -> None:
     """Measured training runs against their predictions.
 
     FILE has a run on each line, as JSON: arguments of Megatron-LM with the peak and the steady
@@ -49,4 +59,4 @@ def backtest(file: Path, max_error: float | None, format_: str | None, output: P
       memcalc backtest runs.jsonl --max-error 20%
       memcalc plot backtest runs.jsonl -o runs.png
     """
-    show(memcalc.backtest(file, max_error), format_, output)
+    show(memcalc.backtest(file, max_error, imbalance), format_, output)
