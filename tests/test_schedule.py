@@ -27,7 +27,9 @@ from memcalc.analysis.schedule import (
 from memcalc.analysis.stages import chunk_weights, chunks, stage, stages
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Parallel, load
+from memcalc.config.config import configure
 from memcalc.config.pipeline import SCHEDULES, even, layout
+from memcalc.config.readers.megatron import read_yaml
 from memcalc.errors import ConfigError
 
 WHOLE = {"zb-h1": zb_h1, "zb-h2": zb_h2, "zb-v": zb_v, "dualpipe": dualpipe, "1f1b": one_f_one_b}
@@ -340,3 +342,48 @@ class TestSplits:
         assert [each.layers > 0 for each in held] == [False, True, False]
         assert held[0].embedding
         assert held[2].head
+
+
+class TestLaunchFiles:
+    """Megatron-LM's arguments of a pipeline."""
+
+    def read(self, **arguments):
+        base = {"--num-layers": 14, "--hidden-size": 64, "--num-attention-heads": 4}
+        base |= {"--micro-batch-size": 1, "--seq-length": 64, "--vocab-size": 128}
+        base |= {"--pipeline-model-parallel-size": 4}
+        given = {"--" + name.replace("_", "-"): value for name, value in arguments.items()}
+        config = configure(read_yaml({"MODEL_ARGS": base | given}, "x"), {})
+        return [[len(names) for names in chunks(config, s)] for s in range(config.parallel.pp)]
+
+    def test_first_and_last_stages(self):
+        found = self.read(decoder_first_pipeline_num_layers=3, decoder_last_pipeline_num_layers=1)
+        assert found == [[3], [5], [5], [1]]
+
+    def test_a_layout_says_how_many_virtual_stages_there_are(self):
+        found = self.read(pipeline_model_parallel_layout="Et*2|(tt|)*5t|tL")
+        assert found == [[2, 2], [2, 2], [2, 1], [2, 1]]
+
+    def test_ends_that_count_as_layers(self):
+        """14 layers and two ends over 4 stages of 2 chunks, of 2 each."""
+        ends = {
+            "account_for_embedding_in_pipeline_split": True,
+            "account_for_loss_in_pipeline_split": True,
+        }
+        expected = [[1, 2], [2, 2], [2, 2], [2, 1]]
+        assert self.read(num_virtual_stages_per_pipeline_rank=2, **ends) == expected
+        assert self.read(num_layers_per_virtual_pipeline_stage=2, **ends) == expected
+
+    def test_groups_of_micro_batches(self):
+        grouped = {"microbatch_group_size_per_virtual_pipeline_stage": 6}
+        arguments = {"--num-layers": 16, "--hidden-size": 64, "--num-attention-heads": 4}
+        arguments |= {"--micro-batch-size": 1, "--pipeline-model-parallel-size": 4}
+        arguments |= {"--" + name.replace("_", "-"): value for name, value in grouped.items()}
+        plain = read_yaml({"MODEL_ARGS": arguments}, "x").settings
+        assert "microbatch_group_size" not in plain  # of no interleaved schedule
+        arguments["--num-virtual-stages-per-pipeline-rank"] = 2
+        settings = read_yaml({"MODEL_ARGS": arguments}, "x").settings
+        assert (settings["vpp"], settings["microbatch_group_size"]) == (2, 6)
+
+    def test_a_layout_of_other_stages_is_refused(self):
+        with pytest.raises(ConfigError, match="does not divide chunks of the layout 3"):
+            self.read(pipeline_model_parallel_layout="Et*7|t*5|t*2L")

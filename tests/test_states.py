@@ -291,3 +291,42 @@ def test_deepspeed_files_say_what_is_split(tmp_path):
     lines = " ".join(config.unmodelled)
     assert "offload_optimizer is not modelled" in lines
     assert "optimizer Lamb is not modelled" in lines
+
+
+class TestOverrides:
+    """A new word for sharding, over a file's."""
+
+    def load(self, tmp_path, content, **settings):
+        file = tmp_path / "run.json"
+        file.write_text(content)
+        parallel = load("llama-3-8b", run=file, dp=8, **settings).parallel
+        return parallel.zero, parallel.sharder, parallel.shard_copies
+
+    def test_over_deepspeeds(self, tmp_path):
+        content = '{"zero_optimization": {"stage": 2}}'
+        assert self.load(tmp_path, content) == (2, "deepspeed", 1)
+        assert self.load(tmp_path, content, zero=3) == (3, "deepspeed", 1)
+        assert self.load(tmp_path, content, sharder="fsdp2") == (3, "fsdp2", 1)
+        assert self.load(tmp_path, content, distributed_optimizer=True) == (1, "megatron", 1)
+
+    def test_over_megatrons(self, tmp_path):
+        content = (
+            '{"memcalc": 1, "parallel": {"distributed_optimizer": true, "shard_copies": 2}}'
+        ).replace('"parallel"', '"run": {}, "parallel"')
+        content = content.replace('"distributed_optimizer": true', '"zero": 1')
+        assert self.load(tmp_path, content) == (1, "megatron", 2)
+        assert self.load(tmp_path, content, zero=0) == (0, "megatron", 1)
+        assert self.load(tmp_path, content, sharder="fsdp2") == (3, "fsdp2", 1)
+
+    def test_frozen_parts_of_a_file(self, tmp_path):
+        file = tmp_path / "run.json"
+        file.write_text('{"memcalc": 1, "run": {"frozen": ["embedding", "head"]}}')
+        config = load("llama-3-8b", run=file)
+        assert by_group(config)[0] == 2 * whole(config)
+        with pytest.raises(ConfigError, match="frozen must be parts"):
+            load("llama-3-8b", frozen=3)
+
+    def test_instances_of_an_optimizer_without_ranks_to_split_it(self):
+        """A launch file may say how many there are, and not on how many GPUs."""
+        config = load("llama-3-8b", distributed_optimizer=True, shard_copies=2)
+        assert by_group(config)[2] == 12 * whole(config)

@@ -82,9 +82,9 @@ def stage(
     >>> stage(load("530b"), 0).layers / 2**20 / 840
     139.0
     """
-    parallel, n = config.parallel, config.microbatches
+    parallel = config.parallel
     weights = chunk_weights(config, number, accounting, frees_outputs)
-    steps = order(parallel, number, n)
+    steps = order(parallel, number, config.microbatches)
     if whole:
         everything = replace(config, run=config.run.recomputing("none"))
         window = in_flight(config, number)
@@ -93,8 +93,8 @@ def stage(
     held = peak(steps, lambda chunk: sum(weights[chunk][0]), lambda chunk: sum(weights[chunk][1]))
     parts = [
         sum(
-            n.whole * weights[chunk][0][part] + n.waiting * weights[chunk][1][part]
-            for chunk, n in held.items()
+            count.whole * weights[chunk][0][part] + count.waiting * weights[chunk][1][part]
+            for chunk, count in held.items()
         )
         for part in range(4)
     ]

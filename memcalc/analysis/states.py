@@ -246,6 +246,8 @@ def _shards(config: Config, expert: bool) -> int:
     """Over how many ranks states are split."""
     parallel = config.parallel
     ranks = parallel.expert_replicas if expert else parallel.replicas
+    if parallel.replicas == 1:
+        return ranks
     copies_ = "copies of the shards", parallel.shard_copies
     fields.divides(copies_, ("ranks that hold the same experts", ranks))
     return ranks // parallel.shard_copies

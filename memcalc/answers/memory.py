@@ -9,6 +9,7 @@ from memcalc.analysis import fill as filling
 from memcalc.analysis.device import Phase, StageMemory, device
 from memcalc.analysis.headroom import headroom, on_driver, reserved
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
+from memcalc.analysis.schedule import SPLIT_BACKWARD
 from memcalc.analysis.states import copies, recipe
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.config import Config
@@ -65,11 +66,11 @@ def memory(
     limit, capacity = _limit(budget), _capacity(config)
     held = device(config)
     lines = [*notes(config, "exact"), *_setting_notes(config)]
+    lines += _experts_note(config, held)
     if fill:
         held, more = _filled(config, held, room_of(config, budget))
         lines += more
     lines.append(_phase_note(held))
-    lines += _experts_note(config, held)
     lines += _beside_note(config, held)
     if explain:
         lines += [f"{name}: {what}" for name, what in CERTAINTIES.items()]
@@ -213,7 +214,12 @@ def _setting_notes(config: Config) -> Iterator[str]:
     parallel, run, each = config.parallel, config.run, recipe(config.run)
     if parallel.pp > 1:
         yield f"schedule: {parallel.order} ({SCHEDULES[parallel.order]}), for {batch_note(config)}"
-        yield "in flight: micro-batches between forward and backward, at each of a rank's chunks"
+        yield "in flight: micro-batches between forward and backward, of all of a rank's chunks"
+    if parallel.order in SPLIT_BACKWARD:
+        yield (
+            "gradients of weights come late: until then a product's input and the gradient of its "
+            "output are counted, as shards where they were gathered; never measured"
+        )
     yield (
         f"a parameter takes {each.weight} bytes, its gradient {each.gradient}, {run.optimizer} "
         f"{each.optimizer}; data-parallel ranks split {ZERO[parallel.zero]}"

@@ -242,6 +242,12 @@ PARALLEL_SETTINGS = (
     *("microbatch_group_size", "first_stage_layers", "last_stage_layers", "layout"),
     *("embedding_as_layer", "loss_as_layer", "zero", "sharder", "shard_copies"),
 )
+# What a new word for sharding makes the old words mean no more.
+OF_SHARDING = {
+    "distributed_optimizer": ("zero", "sharder", "shard_copies"),
+    "sharder": ("zero", "distributed_optimizer", "shard_copies"),
+    "zero": ("distributed_optimizer", "shard_copies"),
+}
 OF_A_SPLIT = ("first_stage_layers", "last_stage_layers", "layout")  # of one pp and vpp alone
 RUN_SETTINGS = (
     "seq_length",
@@ -324,9 +330,9 @@ def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
         if settings.get("schedule", "interleaved") != "interleaved":
             said.pop("vpp", None)
             said.pop("microbatch_group_size", None)
-        if "distributed_optimizer" in settings or "zero" in settings:
-            for name in ("distributed_optimizer", "zero", "sharder", "shard_copies"):
-                said.pop(name, None)
+        for name, forgotten in OF_SHARDING.items():
+            if name in settings:
+                said = {key: value for key, value in said.items() if key not in forgotten}
         if said.get("pp") != settings.get("pp", said.get("pp")):
             for name in OF_A_SPLIT:
                 said.pop(name, None)

@@ -14,8 +14,8 @@ CONTEXT_KINDS = {
 ZERO = {
     0: "nothing",
     1: "the optimizer's states",
-    2: "these and gradients",
-    3: "these, gradients and weights",
+    2: "the optimizer's states and gradients",
+    3: "the optimizer's states, gradients and weights",
 }
 SHARDERS = {
     "megatron": "Megatron-LM's distributed optimizer, over data- and context-parallel ranks",
@@ -273,8 +273,9 @@ class Parallel:
         if self.sharder == "nanotron" and self.zero > 1:
             raise ConfigError(f"nanotron splits the optimizer's states (zero 1), not {self.zero}")
         fields.whole("shard_copies", self.shard_copies, 2**20)
-        fields.divides(
-            ("copies of the shards", self.shard_copies), ("data-parallel ranks", self.replicas)
-        )
+        if self.replicas > 1:
+            fields.divides(
+                ("copies of the shards", self.shard_copies), ("data-parallel ranks", self.replicas)
+            )
         if self.shard_copies > 1 and self.zero == 0:
             raise ConfigError("copies of shards have no meaning with zero 0, which splits nothing")

@@ -52,10 +52,11 @@ def layout(value: Any) -> tuple[Chunk, ...]:
     Raises:
         ConfigError: The value says no such thing, or more layers than a layout can have.
     """
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", _packed(value)):
-        value = [int(number) for number in _packed(value).split(",")]
-    if isinstance(value, str):
-        return _letters(_packed(value))
+    if isinstance(value, str) and len(value) <= 2 * MOST:
+        text = "".join(value.split())
+        if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
+            return _letters(text)
+        value = [int(number) for number in text.split(",")]
     listed = isinstance(value, (list, tuple)) and 0 < len(value) <= MOST
     if listed and all(isinstance(each, Chunk) for each in value):
         return tuple(value)
@@ -65,10 +66,6 @@ def layout(value: Any) -> tuple[Chunk, ...]:
             f"Et|(tt|)*2tL, not {fields.shown(value)}"
         )
     return tuple(Chunk(each) for each in value)
-
-
-def _packed(text: str) -> str:
-    return "".join(text[: 2 * MOST].split())
 
 
 def _letters(text: str) -> tuple[Chunk, ...]:

@@ -107,10 +107,12 @@ class Run:
         fields.word("main_params", self.main_params, MAIN_PARAMS)
         fields.word("moments", self.moments, MOMENTS)
         fields.flag("fp8_params", self.fp8_params)
-        if isinstance(self.frozen, str):
-            object.__setattr__(self, "frozen", tuple(self.frozen.split(",")))
-        for word in self.frozen:
+        frozen = self.frozen.split(",") if isinstance(self.frozen, str) else self.frozen
+        if not isinstance(frozen, (list, tuple)):
+            raise ConfigError(f"frozen must be parts of a model, not {fields.shown(frozen)}")
+        for word in frozen:
             fields.word("frozen", word, FROZEN)
+        object.__setattr__(self, "frozen", tuple(frozen))
         if self.bucket is not None:
             fields.whole("bucket", self.bucket, 2**40)
         if self.fp8_params and self.precision != "fp8":

@@ -320,6 +320,10 @@ def _source(
     layers = model.layers if model else None
     settings |= said.run(_spread, said) or {}
     settings["vpp"] = said.run(_chunks, said, layers, settings)
+    if settings["vpp"] in (None, 1):
+        settings["microbatch_group_size"] = None  # of no interleaved schedule
+    if settings["pp"] in (None, 1):
+        settings |= {"first_stage_layers": None, "last_stage_layers": None}
     settings |= said.run(_recompute, said) or {}
     _tell(said)
     known = {key: value for key, value in settings.items() if value is not None}
