@@ -1,6 +1,6 @@
 """``memory``: a GPU at every pipeline stage, part by part at its peak, and whether that fits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from memcalc.errors import UsageError
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes, format_flops
 
+BESIDE = "not allocated"  # the group of what is estimated beside the peak
 APPENDIX_C = "Korthikanti et al. 2022, appendix C"
 MOST_SHOWN = 64  # stages in one line
 UNBALANCED = 1.25  # the imbalance of experts that is shown beside an even one
@@ -66,7 +67,8 @@ def memory(
     limit, capacity = _limit(budget), _capacity(config)
     held = device(config)
     lines = [*notes(config, "exact"), *_setting_notes(config)]
-    lines += _experts_note(config, held)
+    peaks = _under_imbalance(config, held)
+    lines += _experts_note(peaks)
     if fill:
         held, more = _filled(config, held, room_of(config, budget))
         lines += more
@@ -75,7 +77,7 @@ def memory(
     if explain:
         lines += [f"{name}: {what}" for name, what in CERTAINTIES.items()]
     lines += _fit_notes(held, [room for room in (capacity, limit) if room is not None])
-    body = _parts(config, held) if explain else _stages(config, held, capacity)
+    body = _parts(config, held, peaks) if explain else _stages(config, held, capacity)
     return Report(
         "memory",
         f"Memory of a GPU at each stage of {setting(config)}, {recomputation(config)}",
@@ -144,7 +146,7 @@ def _stages(
 
 
 def _parts(
-    config: Config, held: Sequence[StageMemory]
+    config: Config, held: Sequence[StageMemory], peaks: Mapping[float, Sequence[int]]
 ) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
     """A row a part of each stage's peak, with its certainty and its source."""
     columns = (
@@ -159,14 +161,22 @@ def _parts(
     rows = tuple(
         (each.stage, each.peak.name, part.name, part.group, part.bytes, part.certainty, part.source)
         for each in held
-        for part in (*each.peak.parts, *_beside(config, each))
+        for part in (*each.peak.parts, *_beside(config, each, peaks))
     )
     return columns, rows
 
 
-def _beside(config: Config, memory: StageMemory) -> Iterator[Part]:
-    """What is in use beside the peak: in no group of what is allocated."""
-    return (part._replace(group="not allocated") for part in headroom(config, memory))
+def _beside(
+    config: Config, memory: StageMemory, peaks: Mapping[float, Sequence[int]]
+) -> Iterator[Part]:
+    """What is in use beside the peak, or would be: in no group of what is allocated."""
+    for part in headroom(config, memory):
+        yield part._replace(group=BESIDE)
+    for imbalance, sizes in peaks.items():
+        if imbalance > config.run.imbalance:
+            more = sizes[memory.stage] - peaks[config.run.imbalance][memory.stage]
+            name = f"experts: more at an imbalance of {imbalance:g}"
+            yield Part(name, more, BESIDE, "estimated", "no router is balanced: --imbalance")
 
 
 def by_group(phase: Phase) -> dict[str, int]:
@@ -190,7 +200,9 @@ def _filled(
         kept = filling.fill(config, each.stage, room.bytes - each.peak.bytes)
         part = Part("micro-batches kept whole", kept.bytes, "activations", "exact", APPENDIX_C)
         phases = [
-            phase._replace(parts=(*phase.parts, part)) if _in_a_pass(phase) else phase
+            phase._replace(parts=(*phase.parts, part))
+            if part.bytes and _in_a_pass(phase)
+            else phase
             for phase in each.phases
         ]
         found.append(each._replace(phases=phases))
@@ -224,6 +236,7 @@ def _setting_notes(config: Config) -> Iterator[str]:
         f"a parameter takes {each.weight} bytes, its gradient {each.gradient}, {run.optimizer} "
         f"{each.optimizer}; data-parallel ranks split {ZERO[parallel.zero]}"
         + (f" ({SHARDERS[parallel.sharder]})" if parallel.zero else "")
+        + (f", in {parallel.shard_copies} copies" if parallel.shard_copies > 1 else "")
     )
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
@@ -236,24 +249,29 @@ def _setting_notes(config: Config) -> Iterator[str]:
         )
 
 
-def _experts_note(config: Config, held: Sequence[StageMemory]) -> Iterator[str]:
-    """The peak under an even router, and under an uneven one."""
+def _under_imbalance(config: Config, held: Sequence[StageMemory]) -> dict[float, tuple[int, ...]]:
+    """The stages' peaks where experts receive even shares, and where the busiest does not."""
     if config.model.experts is None:
-        return
-    peaks = {config.run.imbalance: held}
+        return {}
+    found = {config.run.imbalance: tuple(stage.peak.bytes for stage in held)}
     for imbalance in (1, UNBALANCED):
-        if imbalance not in peaks:
+        if imbalance not in found:
             run = replace(config.run, imbalance=imbalance)
-            peaks[imbalance] = device(replace(config, run=run))
-    worst = {x: max(each, key=lambda stage: stage.peak.bytes) for x, each in peaks.items()}
+            found[imbalance] = tuple(s.peak.bytes for s in device(replace(config, run=run)))
+    return dict(sorted(found.items()))
+
+
+def _experts_note(peaks: Mapping[float, Sequence[int]]) -> Iterator[str]:
+    """The highest of these peaks."""
     shown = ", ".join(
-        f"{format_bytes(stage.peak.bytes)} (stage {stage.stage}) at an imbalance of {x:g}"
-        for x, stage in sorted(worst.items())
+        f"{format_bytes(max(sizes))} (stage {sizes.index(max(sizes))}) at an imbalance of {x:g}"
+        for x, sizes in peaks.items()
     )
-    yield (
-        f"highest peak: {shown}; a router is uneven at first, so that measured peaks grow over "
-        "the first steps"
-    )
+    if shown:
+        yield (
+            f"highest peak: {shown}; a router is uneven at first, so that measured peaks grow over "
+            "the first steps"
+        )
 
 
 def _phase_note(held: Sequence[StageMemory]) -> str:
