@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.environment import Environment
+from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.model import Model
@@ -303,6 +303,8 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
     if "precision" not in said:
         assumed.append("bf16 activations")
     _shard(said)
+    if "environment" in said:
+        said["environment"] = environment(said["environment"])
     kernels = _implementation(said)
     if "implementation" not in said:
         assumed.append(f"implementation {kernels.name}")
@@ -408,9 +410,9 @@ def _batch_first(kernels: Implementation, said: Mapping[str, Any]) -> bool:
     name = said.get("gpu")
     if name is None or not kernels.norms_in_linears or kernels.attention != "flash":
         return kernels.batch_first
-    environment = said.get("environment", Environment())
+    deterministic = said.get("environment", Environment()).deterministic
     capability = gpu(name).capability
-    return capability < 90 or (capability >= 100 and environment.deterministic)
+    return capability < 90 or (capability >= 100 and deterministic)
 
 
 def _words(value: Any) -> tuple[str, ...]:

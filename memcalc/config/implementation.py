@@ -96,6 +96,8 @@ class Implementation:
         fields.word("attention", self.attention, ATTENTIONS)
         fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
         fields.word("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
+        for name in ("batch_first", "softmax_fp32"):
+            fields.flag(name, getattr(self, name))
         if type(self.rng_bytes) is not int or self.rng_bytes < 0:
             raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")
 
