@@ -263,7 +263,7 @@ RUN_SETTINGS = (
 )
 OTHER_SETTINGS = (
     *("recompute", "implementation", "attention", "expert_products", "dropout"),
-    *("cross_entropy", "batch_first", "softmax_fp32", "distributed_optimizer"),
+    *("cross_entropy", "batch_first", "softmax_fp32", "fused_gate", "distributed_optimizer"),
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -396,7 +396,7 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
                 "of transformers-eager and transformers-sdpa, choose the other"
             )
         kernels = replace(kernels, attention=said["attention"])
-    given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32")
+    given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
     chosen = {name: said[name] for name in given if name in said}
     return replace(kernels, **{"batch_first": _batch_first(kernels, said), **chosen})
 
