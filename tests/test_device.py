@@ -213,3 +213,36 @@ def test_a_stage_without_phases_of_its_own_is_never_asked_for():
     """The last phase is what stays between steps."""
     memory = StageMemory(0, 1, {0: 1}, [Phase("a", []), Phase("between steps", [])])
     assert memory.steady.name == "between steps"
+
+
+class TestEnvironment:
+    def test_it_is_read_from_a_file(self):
+        settings = {"pytorch": "2.10", "cublas_workspace": ":4096:8", "loader_mask": True}
+        config = llama(environment=settings)
+        assert config.run.environment == Environment(
+            pytorch=(2, 10), cublas_workspace=":4096:8", loader_mask=True
+        )
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            (3, "must be settings by their names"),
+            ([], "must be settings by their names"),
+            ({"pytorsh": "2.12"}, "did you mean 'pytorch'?"),
+            ({"pytorch": "new"}, "must be a version, such as 2.12"),
+            ({"pytorch": [2]}, "must be a version, such as 2.12"),
+            ({"pytorch": [2, "x"]}, "must be a version, such as 2.12"),
+            ({"loader_mask": 1}, "loader_mask must be true or false"),
+            ({"deferred_gradients": -1}, "deferred_gradients must be a whole number"),
+            ({"cublas_workspace": 4096}, "cublas_workspace must be one line of text"),
+        ],
+    )
+    def test_what_is_none_is_refused(self, value, message):
+        with pytest.raises(ConfigError, match=message):
+            llama(environment=value, gpu="a100")
+
+    def test_kernels_are_words_and_truths(self):
+        with pytest.raises(ConfigError, match="cross_entropy 'fused' is unknown"):
+            llama(cross_entropy="fused")
+        with pytest.raises(ConfigError, match="batch_first must be true or false"):
+            llama(batch_first=1)

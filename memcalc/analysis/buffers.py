@@ -32,8 +32,6 @@ MEGATRON_ROTARY = "Megatron-core models/common/embeddings/rotary_pos_embedding.p
 
 HANDLES = 2  # of cuBLAS: one of the thread that runs forward, one of autograd's
 GROUPED_STREAMS = 4  # of Transformer Engine's grouped products
-
-
 FRAMEWORK = "framework-dependent"
 
 

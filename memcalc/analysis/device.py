@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memcalc.analysis import activations, buffers, stages, walk
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
-from memcalc.analysis.stages import chunks
+from memcalc.analysis.stages import Held, chunks
 from memcalc.analysis.states import buckets, states
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.embedding import embedding_graph
@@ -86,17 +86,9 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     names = [name for chunk in chunks(config, stage) for name in chunk]
     held = stages.stage(config, stage, "exact")
     there = [*states(config, stage), *buffers.lasting(config, stage)]
-    heads = (
-        max(0, held.head - _heads(config)) if held.head else 0
-    )  # but for the one whose moments are walked
-    in_flight = [
-        Part("layers' activations", held.layers, "activations", "exact", LEDGER),
-        Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
-        Part("heads of other micro-batches", heads, "logits", "exact", LEDGER),
-    ]
     phases = [
-        Phase(name, [part for part in (*there, *in_flight, *parts) if part.bytes])
-        for name, parts in _moments(config, stage)
+        Phase(name, [part for part in (*there, *parts) if part.bytes])
+        for name, parts in _moments(config, held)
     ]
     step = [*there, *buckets(config, stage, "step")]
     over = [*step, *buffers.between_steps(config, stage)]
@@ -104,46 +96,53 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     return StageMemory(stage, len(names), held.microbatches, phases)
 
 
-def _moments(config: Config, stage: int) -> Iterator[tuple[str, list[Part]]]:
-    """What comes to what is in flight at each moment of the micro-batch that passes.
+def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
+    """What a stage has in hand, beside what lasts, at each moment of a micro-batch that passes.
 
     It has gone forward through the last of the stage's chunks that has layers, and goes back
-    through it first.
+    through it first; the embedding's gradient comes when the layers of its chunk are done.
     """
-    forward = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
-    backward = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
-    fused, theirs = config.run.environment.fused_gradients, buffers.is_megatron(config)
+    stage, fused = held.stage, config.run.environment.fused_gradients
+    theirs, te = buffers.is_megatron(config), buffers.has_te(config)
+    flying = _in_flight(config, held)
+    forward = [*flying, *buckets(config, stage, "forward")]
+    forward += buffers.in_a_pass(config, stage, "forward")
+    passing = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
+    backward = [*flying, *passing]
     names = next((names for names in reversed(chunks(config, stage)) if names), [])
     if names:
         graph, policy = layer_graph(config, kind=names[-1]), _policy(config, len(names))
-        yield "forward", [*forward, *_working(graph, policy, walk.forward(graph, policy))]
-    if buffers.has_head(config, stage):
-        head, further = head_graph(config), config.model.mtp_layers
-        kept = further * activations.total(activations.kept(head))
-        before = [Part("heads of further tokens", kept, "logits", "exact", LEDGER)]
-        yield "loss", [*forward, *before, *_of_end("head", "logits", walk.forward(head))]
+        yield "forward", [*forward, *_at_work(graph, walk.forward(graph, policy), policy)]
+    if held.head:
+        head = head_graph(config)
+        yield "loss", [*forward, *_of_end("head", "logits", walk.forward(head))]
         moment = walk.backward(head, fused=fused, gathers=not theirs)
-        yield "head backward", [*backward, *before, *_of_end("head", "logits", moment)]
+        yield "head backward", [*backward, *_of_end("head", "logits", moment)]
     if names:
-        moment = walk.backward(graph, policy, fused, gathers=buffers.has_te(config) or not theirs)
+        moment = walk.backward(graph, policy, fused, gathers=te or not theirs)
         together = _together(config, names) if policy.regions else []
-        yield "backward", [*backward, *together, *_working(graph, policy, moment)]
-    if buffers.has_embedding(config, stage):
-        # the layers of its chunk are done then; a table's gradient is never added where it is made
+        yield "backward", [*backward, *together, *_at_work(graph, moment, policy)]
+    if held.embedding:
+        done = stages.chunk_weights(config, stage, "exact")[0][0].layers
         graph = embedding_graph(config)
-        moment = walk.backward(graph, fused=False)
-        done = stages.chunk_weights(config, stage, "exact")[0][0]
-        gone = Part("layers that are done", -done.layers, "activations", "exact", LEDGER)
+        moment = walk.backward(graph, fused=False)  # a table's is never added where it is made
         own = activations.total(activations.kept(graph))
-        rest = moment._replace(kept=moment.kept - own)
-        parts = [gone, *_of_end("embedding", "activations", rest)]
-        yield "embedding backward", [*backward, *parts]
+        others = replace(held, layers=held.layers - done, embedding=held.embedding - own)
+        parts = _of_end("embedding", "activations", moment)
+        yield "embedding backward", [*_in_flight(config, others), *passing, *parts]
 
 
-def _heads(config: Config) -> int:
-    """What the heads of one micro-batch keep: that of the next token, and of each further one."""
-    kept: int = activations.total(activations.kept(head_graph(config)))
-    return (1 + config.model.mtp_layers) * kept
+def _in_flight(config: Config, held: Held) -> list[Part]:
+    """What micro-batches keep, but for the head of the one whose moments are walked."""
+    head = 0
+    if held.head:
+        of_one = activations.total(activations.kept(head_graph(config)))
+        head = max(0, held.head - of_one)
+    return [
+        Part("layers' activations", held.layers, "activations", "exact", LEDGER),
+        Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
+        Part("other heads", head, "logits", "exact", LEDGER),
+    ]
 
 
 def _policy(config: Config, layers: int) -> Policy:
@@ -166,6 +165,7 @@ def _together(config: Config, names: Sequence[str]) -> list[Part]:
 
 
 def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
+    """What an end of the model holds at a moment; what it keeps is among it."""
     return [
         Part(f"{name}: kept", moment.kept, group, "exact", LEDGER),
         Part(f"{name}: {moment.op} at work", moment.working, group, "exact", LEDGER),
@@ -173,11 +173,11 @@ def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
     ]
 
 
-def _working(graph: Graph, policy: Policy, moment: Moment) -> list[Part]:
+def _at_work(graph: Graph, moment: Moment, policy: Policy) -> list[Part]:
     """What a layer holds at a moment beside what it keeps, which is in flight already."""
     more = moment.kept + moment.working - activations.total(activations.kept(graph, policy))
-    name = f"layer: {moment.op} at work"
+    label = f"layer: {moment.op} at work"
     return [
-        Part(name, more, "activations", "framework-dependent", LEDGER),
+        Part(label, more, "activations", "framework-dependent", LEDGER),
         Part("layer: gradient of a weight", moment.weight, "gradients", "exact", LEDGER),
     ]

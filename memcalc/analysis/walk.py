@@ -55,7 +55,7 @@ def forward(graph: Graph, policy: Policy = NOTHING) -> Moment:
 def backward(
     graph: Graph, policy: Policy = NOTHING, fused: bool = True, gathers: bool = True
 ) -> Moment:
-    """The moment of the backward pass that holds most; the gradient of the output is among it.
+    """The moment of the backward pass that holds most; the gradients of its ends are among it.
 
     Args:
         graph: The pass.
@@ -75,7 +75,9 @@ def backward(
     """
     runs = _runs(graph.ops, policy)
     walk = _Backward({entry.tensor for entry in kept(graph, policy)}, fused, gathers)
-    walk.gradients.update({output: output for output in runs[-1][-1].outputs})
+    read = {tensor for op in graph.ops for tensor in op.inputs}
+    ends = [tensor for op in graph.ops for tensor in op.outputs if tensor not in read]
+    walk.gradients.update({tensor: tensor for tensor in ends})
     worst = Moment("", 0, 0)
     for number, ops in reversed(list(enumerate(runs))):
         before = {whole for run in runs[:number] for op in run for whole in _saved(op)}

@@ -45,7 +45,7 @@ def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
     y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, bias, batched)
     with g.region("expert_act"):
         y = activated(g, "experts", y, g.mesh.expert_tensor(width), m)
-        if kernels.weighs_activations and not model.gated:
+        if kernels.weighs_activations and not (model.gated and kernels.fused_gate):
             y = ops.weigh(g, "experts_weigh", y, weights)
     y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, bias, batched)
     keeps = kernels.weighs_outputs

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -252,68 +253,96 @@ DEGREES = {
 
 def _of_simumax(row: _Row) -> MeasuredRun:
     """A run of Megatron-LM that SimuMax measured, on every stage."""
-    name, world = row.text("id"), row.count("gpus")
+    name, world, gpu = row.text("id"), row.count("gpus"), row.text("gpu")
     model, parallel, run = row.inside("model"), row.inside("parallel"), row.inside("run")
-    values: dict[str, str] = {}
-
-    def give(key: str, value: object) -> None:
-        if value is not None and value is not False:
-            values[key] = str(value)
-
-    experts = model.count("num_experts")
-    for theirs, ours in SIZES.items():
-        give(ours, model.count(theirs))
-    for theirs, ours in DEGREES.items():
-        if experts or not theirs.startswith("expert"):
-            give(ours, parallel.count(theirs))
-    layers, dense = model.count("num_layers"), model.content.get("first_dense_layers")
-    if dense is not None and experts:
-        if type(dense) is not int or not 0 <= dense <= (layers or 0):
-            raise InputError(f"{row.where}: model.first_dense_layers must be of the layers")
-        values["moe-layer-freq"] = f"[0]*{dense}+[1]*{(layers or 0) - dense}"
-    give("group-query-attention", "num-query-groups" in values)
-    give("multi-latent-attention", model.content.get("multi_latent_attention"))
-    give("swiglu", model.content.get("swiglu"))
-    give("sequence-parallel", parallel.content.get("sequence_parallel"))
-    give("use-distributed-optimizer", parallel.content.get("distributed_optimizer"))
-    give("cp-comm-type", parallel.content.get("context_comm"))
-    size, micro = run.count("micro_batch_size"), run.count("micro_batches")
-    replicas = parallel.count("data")
-    give("seq-length", run.count("seq_length"))
-    give("micro-batch-size", size)
-    give("global-batch-size", (size or 1) * (micro or 1) * (replicas or 1))
-    give(run.text("precision"), True)
-    give("normalization", run.content.get("normalization"))
-    give("disable-bias-linear", run.content.get("bias") is False)
-    give("untie-embeddings-and-output-weights", run.content.get("tied_embeddings") is False)
-    give("attention-dropout", run.content.get("dropout"))
-    give("hidden-dropout", run.content.get("dropout"))
-    recomputed = run.content.get("recompute") or "none"
-    if recomputed != "none":
-        values["recompute-granularity"] = str(recomputed)[:40]
-        if recomputed == "full":
-            values |= {"recompute-method": "uniform", "recompute-num-layers": "1"}
-    if run.content.get("cross_entropy_fusion"):
-        values["cross-entropy-loss-fusion"] = "True"
-        values["cross-entropy-fusion-impl"] = run.text("cross_entropy_fusion_impl")
-    values |= {"position-embedding-type": "rope", "use-mcore-models": "True"}
-    values["no-create-attention-mask-in-dataloader"] = "True"
-    if experts:
-        values |= {"moe-grouped-gemm": "True", "moe-token-dispatcher-type": "alltoall"}
     vocabulary = model.count("vocab_size")
-    notes = []
+    notes = ["no mask from the data loader"]
+    values = {**_model_words(model), **_parallel_words(parallel, model), **_run_words(run)}
+    batch = (run.count(key) or 1 for key in ("micro_batch_size", "micro_batches"))
+    values["global-batch-size"] = str(prod(batch) * (parallel.count("data") or 1))
     if vocabulary is not None:
         values["vocab-size"] = str(vocabulary + 1)
         notes.append("a token more than vocab_size, which Megatron-LM's NullTokenizer adds")
-    version = re.search(
-        r"Transformer Engine (\d{1,4})\.(\d{1,4})", str(run.content.get("framework"))
-    )
-    old = version is not None and (int(version[1]), int(version[2])) < (2, 13)
-    environment = Environment(pytorch=(2, 10) if old else None)
-    gpu = row.text("gpu")
     peaks = row.inside("measured").mebibytes("peak_allocated_mib_by_stage")
     if len(peaks) != (stages := parallel.count("pipeline") or 1):
         raise InputError(f"{row.where}: peaks of {len(peaks)} stages, where there are {stages}")
     measured = [Measured(stage, peak, None) for stage, peak in enumerate(peaks)]
+    environment = Environment(pytorch=_pytorch(str(run.content.get("framework"))))
     config, refused = _config(name, values, world, "pretrain_gpt.py", gpu, environment)
     return MeasuredRun(name, config, measured, values, gpu, world, notes, refused)
+
+
+def _model_words(model: _Row) -> dict[str, str]:
+    """The model, as arguments of Megatron-LM."""
+    values = {ours: str(size) for theirs, ours in SIZES.items() if (size := model.count(theirs))}
+    flags = {
+        "group-query-attention": "num-query-groups" in values,
+        "multi-latent-attention": model.content.get("multi_latent_attention") is True,
+        "swiglu": model.content.get("swiglu") is True,
+    }
+    values |= {flag: "True" for flag, there in flags.items() if there}
+    if "num-experts" in values:
+        values |= {"moe-grouped-gemm": "True", "moe-token-dispatcher-type": "alltoall"}
+        dense = model.content.get("first_dense_layers")
+        layers = model.count("num_layers") or 0
+        if dense is not None and (type(dense) is not int or not 0 <= dense <= layers):
+            raise InputError(f"{model.where}: model.first_dense_layers must be of the layers")
+        if dense:
+            values["moe-layer-freq"] = f"[0]*{dense}+[1]*{layers - dense}"
+    return {**values, "position-embedding-type": "rope"}
+
+
+def _parallel_words(parallel: _Row, model: _Row) -> dict[str, str]:
+    """The parallelism, as arguments of Megatron-LM; of a dense model, nothing of experts."""
+    values = {
+        ours: str(degree)
+        for theirs, ours in DEGREES.items()
+        if (degree := parallel.count(theirs))
+        if model.count("num_experts") or not theirs.startswith("expert")
+    }
+    flags = {
+        "sequence-parallel": parallel.content.get("sequence_parallel") is True,
+        "use-distributed-optimizer": parallel.content.get("distributed_optimizer") is True,
+    }
+    values |= {flag: "True" for flag, there in flags.items() if there}
+    if parallel.content.get("context_comm") is not None:
+        values["cp-comm-type"] = parallel.text("context_comm")
+    return values
+
+
+def _run_words(run: _Row) -> dict[str, str]:
+    """The run, as arguments of Megatron-LM."""
+    values = {
+        ours: str(size)
+        for theirs, ours in (("seq_length", "seq-length"), ("micro_batch_size", "micro-batch-size"))
+        if (size := run.count(theirs))
+    }
+    flags = {
+        run.text("precision"): True,
+        "disable-bias-linear": run.content.get("bias") is False,
+        "untie-embeddings-and-output-weights": run.content.get("tied_embeddings") is False,
+        "grad-reduce-in-bf16": run.content.get("main_grads") == "bf16",
+        "cross-entropy-loss-fusion": run.content.get("cross_entropy_fusion") is True,
+        "no-create-attention-mask-in-dataloader": True,
+    }
+    values |= {flag: "True" for flag, there in flags.items() if there}
+    if "cross-entropy-loss-fusion" in values:
+        values["cross-entropy-fusion-impl"] = run.text("cross_entropy_fusion_impl")
+    if run.content.get("normalization") is not None:
+        values["normalization"] = run.text("normalization")
+    dropout = run.content.get("dropout")
+    if type(dropout) in (int, float):
+        values |= {"attention-dropout": str(dropout), "hidden-dropout": str(dropout)}
+    recomputed = run.content.get("recompute")
+    if recomputed not in (None, "none"):
+        values["recompute-granularity"] = run.text("recompute")
+        if recomputed == "full":
+            values |= {"recompute-method": "uniform", "recompute-num-layers": "1"}
+    return values
+
+
+def _pytorch(framework: str) -> tuple[int, int] | None:
+    """PyTorch's version, by Transformer Engine's: what came before 2.13 came with an older one."""
+    version = re.search(r"Transformer Engine (\d{1,4})\.(\d{1,4})", framework)
+    old = version is not None and (int(version[1]), int(version[2])) < (2, 13)
+    return (2, 10) if old else None

@@ -22,7 +22,7 @@ from memcalc.cli.options import (
 
 @click.command()
 @model
-@options(*RUN, "global_batch_size", *PIPELINE, *STATES, *CHOICES, *KERNELS, "gpu")
+@options(*RUN, "global_batch_size", *PIPELINE, *STATES, *CHOICES, *KERNELS, "cross_entropy", "gpu")
 @click.option(
     "--budget",
     metavar="SIZE|GPU",

@@ -10,7 +10,7 @@ import click
 from memcalc import files
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
-from memcalc.config.implementation import ATTENTIONS, EXPERT_PRODUCTS
+from memcalc.config.implementation import ATTENTIONS, CROSS_ENTROPIES, EXPERT_PRODUCTS
 from memcalc.config.parallel import CONTEXT_KINDS, SHARDERS
 from memcalc.config.pipeline import SCHEDULES
 from memcalc.config.recompute import METHODS
@@ -172,6 +172,11 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         "--expert-products",
         type=click.Choice(EXPERT_PRODUCTS),
         help="A product an expert, or one a routed token.  [default: grouped]",
+    ),
+    "cross_entropy": click.option(
+        "--cross-entropy",
+        type=click.Choice(list(CROSS_ENTROPIES)),
+        help="How the loss is made.  [default: unfused]",
     ),
     "dropout": click.option(
         "--dropout", type=float, metavar="P", help="Probability of every dropout."

@@ -14,7 +14,17 @@ from memcalc.config import Config
 @click.command()
 @click.argument("kind", type=click.Choice(list(figures.ALL)))
 @click.argument("model", required=False)
-@options(*RUN, "global_batch_size", *PIPELINE, *STATES, *CHOICES, *KERNELS, "accounting", "gpu")
+@options(
+    *RUN,
+    "global_batch_size",
+    *PIPELINE,
+    *STATES,
+    *CHOICES,
+    *KERNELS,
+    "cross_entropy",
+    "accounting",
+    "gpu",
+)
 @click.option(
     "-o",
     "--output",

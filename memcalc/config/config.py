@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.environment import Environment
+from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.model import Model
@@ -263,7 +263,7 @@ RUN_SETTINGS = (
 )
 OTHER_SETTINGS = (
     *("recompute", "implementation", "attention", "expert_products", "dropout"),
-    *("cross_entropy", "batch_first", "softmax_fp32", "distributed_optimizer"),
+    *("cross_entropy", "batch_first", "softmax_fp32", "fused_gate", "distributed_optimizer"),
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -303,6 +303,8 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
     if "precision" not in said:
         assumed.append("bf16 activations")
     _shard(said)
+    if "environment" in said:
+        said["environment"] = environment(said["environment"])
     kernels = _implementation(said)
     if "implementation" not in said:
         assumed.append(f"implementation {kernels.name}")
@@ -394,7 +396,7 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
                 "of transformers-eager and transformers-sdpa, choose the other"
             )
         kernels = replace(kernels, attention=said["attention"])
-    given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32")
+    given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
     chosen = {name: said[name] for name in given if name in said}
     return replace(kernels, **{"batch_first": _batch_first(kernels, said), **chosen})
 
@@ -408,9 +410,9 @@ def _batch_first(kernels: Implementation, said: Mapping[str, Any]) -> bool:
     name = said.get("gpu")
     if name is None or not kernels.norms_in_linears or kernels.attention != "flash":
         return kernels.batch_first
-    environment = said.get("environment", Environment())
+    deterministic = said.get("environment", Environment()).deterministic
     capability = gpu(name).capability
-    return capability < 90 or (capability >= 100 and environment.deterministic)
+    return capability < 90 or (capability >= 100 and deterministic)
 
 
 def _words(value: Any) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ class Implementation:
             of MLA's latents is part of the linear behind it, and recomputed with that or not at all
             (Transformer Engine's ``LayerNormLinear``; Megatron-core, gpt_layer_specs.py).
         weighs_activations: Whether experts' activations are weighed by an operation of its own
-            where they are not gated, which keeps them. (Megatron-core's kernels of gated ones weigh
-            as they activate.)
+            where they are not gated in one kernel, which keeps them. (Megatron-core's kernels of
+            gated ones weigh as they activate.)
         sorts_chunks: Whether routed tokens, once received, are put in the order of a rank's experts
             by a copy more.
         expert_products: ``grouped``, a product an expert in one call, ``sequential``, one expert
@@ -96,6 +96,8 @@ class Implementation:
         fields.word("attention", self.attention, ATTENTIONS)
         fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
         fields.word("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
+        for name in ("batch_first", "fused_gate", "softmax_fp32"):
+            fields.flag(name, getattr(self, name))
         if type(self.rng_bytes) is not int or self.rng_bytes < 0:
             raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from memcalc.config import fields
-from memcalc.config.environment import Environment
+from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.recompute import METHODS, POLICIES, REGIONS, Policy, policy
@@ -98,6 +98,7 @@ class Run:
         if self.gpu is not None:
             fields.text("gpu", self.gpu)
             gpu(self.gpu)
+        object.__setattr__(self, "environment", environment(self.environment))
         self._training()
 
     def _training(self) -> None:

@@ -399,6 +399,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "implementation": implementation or "megatron",
         "attention": attention or None,
         "batch_first": {"flash": True, "fused": False}.get(kernel or ""),
+        "fused_gate": False if said.flag("no-bias-swiglu-fusion") else None,
         "softmax_fp32": said.flag("no-masked-softmax-fusion") or None,
         "cross_entropy": said.run(_cross_entropy, said),
         "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",

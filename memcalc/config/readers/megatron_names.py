@@ -23,8 +23,6 @@ UNMODELLED = {
     "is-hybrid-model": "layers of state-space models are counted as attention",
     "moe-pad-expert-input-to-capacity": "more than counted: experts' inputs are padded",
     "moe-router-padding-for-fp8": "more than counted: experts' inputs are padded",
-    "no-bias-gelu-fusion": "more than counted: several operations keep what one kernel does not",
-    "no-bias-swiglu-fusion": "more than counted: several operations keep what one kernel does not",
     "overlap-moe-expert-parallel-comm": "more than counted: two micro-batches at once",
     "optimizer-cpu-offload": "less is kept on the GPU than counted",
     "perform-rl-step": "buffers of inference are not counted",
@@ -39,7 +37,7 @@ UNMODELLED = {
 
 # The same, where a value, not the argument, is what changes memory.
 UNMODELLED_VALUES = {
-    ("moe-token-dispatcher-type", "allgather"): "more than counted: tokens of all ranks are kept",
+    ("moe-token-dispatcher-type", "flex"): "counted as all-to-all",
     ("position-embedding-type", "relative"): "the attention's bias is not counted",
     ("softmax-type", "off-by-one"): "counted as the plain softmax",
     ("cp-comm-type", "a2a+p2p"): "counted as p2p",
@@ -70,12 +68,12 @@ HARMLESS = set(
     moe-use-legacy-grouped-gemm moe-use-upcycling moe-z-loss-coeff mrope-section mscale
     mscale-all-dim mtp-loss-scaling-factor nccl-communicator-config-path nccl-ub
     no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
-    no-barrier-with-level-1-timing no-bias-dropout-fusion no-check-for-nan-in-loss-and-grad
-    no-ckpt-fully-parallel-save no-data-sharding no-initialization no-load-optim no-load-rng
-    no-log-loss-scale-to-tensorboard no-mmap-bin-files no-one-logger
-    no-overlap-p2p-communication no-persist-layer-norm no-pipeline-parallel
-    no-query-key-layer-scaling no-rope-freq no-rope-fusion no-save-optim no-save-rng
-    no-scatter-gather-tensors-in-pipeline non-persistent-ckpt-type norm-epsilon
+    no-barrier-with-level-1-timing no-bias-dropout-fusion no-bias-gelu-fusion
+    no-check-for-nan-in-loss-and-grad no-ckpt-fully-parallel-save no-data-sharding
+    no-initialization no-load-optim no-load-rng no-log-loss-scale-to-tensorboard
+    no-mmap-bin-files no-one-logger no-overlap-p2p-communication no-persist-layer-norm
+    no-pipeline-parallel no-query-key-layer-scaling no-rope-freq no-rope-fusion no-save-optim
+    no-save-rng no-scatter-gather-tensors-in-pipeline non-persistent-ckpt-type norm-epsilon
     num-dataset-builder-threads num-layers-at-end-in-bf16 num-layers-at-start-in-bf16
     num-workers onnx-safe optimizer-offload-fraction outer-dp-sharding-strategy
     overlap-cpu-optimizer-d2h-h2d overlap-grad-reduce overlap-p2p-communication
@@ -144,7 +142,7 @@ FLAGS = set(
     cross-entropy-loss-fusion defer-embedding-wgrad-compute deterministic-mode
     disable-bias-linear fp16 fp8-param-gather grad-reduce-in-bf16 group-query-attention
     moe-grouped-gemm moe-layer-recompute moe-shared-expert-gate multi-latent-attention
-    no-create-attention-mask-in-dataloader no-gradient-accumulation-fusion
+    no-bias-swiglu-fusion no-create-attention-mask-in-dataloader no-gradient-accumulation-fusion
     no-masked-softmax-fusion no-position-embedding openai-gelu qk-layernorm
     recompute-activations sequence-parallel squared-relu swiglu
     untie-embeddings-and-output-weights use-distributed-optimizer use-flash-attn
