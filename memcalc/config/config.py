@@ -101,6 +101,10 @@ class Config:
         kernels = self.run.implementation
         if self.parallel.sp and self.parallel.tp == 1:
             lines.append("sequence parallelism has no effect with tensor parallel 1")
+        if self.parallel.schedule is not None and self.parallel.pp == 1:
+            lines.append(
+                f"schedule {self.parallel.schedule} has no effect with pipeline parallel 1"
+            )
         if self.run.recompute_layers == 0:
             lines.append("full recomputation of 0 layers recomputes nothing")
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
