@@ -54,7 +54,7 @@ HARMLESS = set(
     create-attention-mask-in-dataloader cuda-graph-scope cuda-graph-warmup-steps
     data-parallel-random-init dataloader-type ddp-average-in-collective DDP-impl decoupled-lr
     decoupled-min-lr deepspeed deepspeed-activation-checkpointing deepspeed-config
-    disable-bf16-reduced-precision-matmul distrib-optim-fully-reshardable-mem-efficient
+    disable-bf16-reduced-precision-matmul disable-gloo-process-groups distrib-optim-fully-reshardable-mem-efficient
     empty-unused-memory-level enable-experimental enable-ft-package enable-gloo-process-groups
     end-weight-decay eod-mask-loss finetune first-last-layers-bf16 fp16-lm-cross-entropy
     fp4-param-gather fp4-recipe glu-linear-offset gradient-accumulation-fusion
@@ -87,14 +87,14 @@ HARMLESS = set(
     use-checkpoint-args use-checkpoint-opt-param-scheduler use-cpu-initialization use-dist-ckpt
     use-mcore-models use-mp-args-from-checkpoint-args use-nccl-ub use-one-sent-docs
     use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling
-    use-sharp use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping vocab-extra-ids
+    use-sharp use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping verify-integrity vocab-extra-ids
     vocab-file warmup weight-decay weight-decay-incr-style world-size yaml-cfg zero-stage
     """.split()  # noqa: SIM905 - words read best as words
 )
 HARMLESS_FAMILIES = tuple(
     """
     adam- ckpt- config-logger- data- dataset- ddp- disable-straggler- disable-symmetric-
-    dist-ckpt- distributed- eval- exit- expert-init export- fp8- inference- init-method
+    dist-ckpt- distributed- eval- exit- expert-init export- fim- fp8- inference- init-method
     inprocess- iterations- load log- logging- lr master- moe-aux-loss- moe-router- muon- no-fp8-
     node-rank non-persistent- one-logger- profile rdzv- record-memory- rerun- rope- rotary- save
     straggler- tensorboard- test- timing- tokenizer- train- valid- wandb-
