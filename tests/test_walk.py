@@ -60,14 +60,14 @@ class TestHead:
 
     def test_without_fusion_the_weights_gradient_is_a_tensor_of_its_own(self):
         graph = head_graph(llama(cross_entropy="te"))
-        added, own = walk.backward(graph), walk.backward(graph, fused=False)
+        added, own = walk.backward(graph), walk.backward(graph, own=2)
         assert (added.weight, own.weight) == (0, 2 * H * V)
         assert own.bytes - added.bytes == own.weight
 
     def test_a_tied_weight_has_a_gradient_all_the_same(self):
         config = load("gpt2", implementation="megatron", cross_entropy="te")
         assert config.model.tied_embeddings
-        assert walk.backward(head_graph(config), fused=False).weight == 2 * 768 * 50257
+        assert walk.backward(head_graph(config), own=2).weight == 2 * 768 * 50257
 
     def test_under_sequence_parallelism_the_whole_is_gathered_and_its_gradient_scattered(self):
         t = 8
@@ -133,7 +133,7 @@ class TestLayer:
 
 
 def test_an_embeddings_table_has_a_gradient_as_large_as_itself():
-    moment = walk.backward(embedding_graph(llama()), fused=False)
+    moment = walk.backward(embedding_graph(llama()), own=2)
     assert moment.weight == 2 * V * H
 
 

@@ -102,7 +102,8 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
     It has gone forward through the last of the stage's chunks that has layers, and goes back
     through it first; the embedding's gradient comes when the layers of its chunk are done.
     """
-    stage, fused = held.stage, config.run.environment.fused_gradients
+    stage, size = held.stage, config.run.activation_bytes
+    own = 0 if config.run.environment.fused_gradients else size
     theirs, te = buffers.is_megatron(config), buffers.has_te(config)
     flying = _in_flight(config, held)
     forward = [*flying, *buckets(config, stage, "forward")]
@@ -116,18 +117,18 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
     if held.head:
         head = head_graph(config)
         yield "loss", [*forward, *_of_end("head", "logits", walk.forward(head))]
-        moment = walk.backward(head, fused=fused, gathers=not theirs)
+        moment = walk.backward(head, own=own, gathers=not theirs)
         yield "head backward", [*backward, *_of_end("head", "logits", moment)]
     if names:
-        moment = walk.backward(graph, policy, fused, gathers=te or not theirs)
+        moment = walk.backward(graph, policy, own, gathers=te or not theirs)
         together = _together(config, names) if policy.regions else []
         yield "backward", [*backward, *together, *_at_work(graph, moment, policy)]
     if held.embedding:
         done = stages.chunk_weights(config, stage, "exact")[0][0].layers
         graph = embedding_graph(config)
-        moment = walk.backward(graph, fused=False)  # a table's is never added where it is made
-        own = activations.total(activations.kept(graph))
-        others = replace(held, layers=held.layers - done, embedding=held.embedding - own)
+        moment = walk.backward(graph, own=size)  # a table's is never added where it is made
+        of_one = activations.total(activations.kept(graph))
+        others = replace(held, layers=held.layers - done, embedding=held.embedding - of_one)
         parts = _of_end("embedding", "activations", moment)
         yield "embedding backward", [*_in_flight(config, others), *passing, *parts]
 

@@ -52,16 +52,14 @@ def forward(graph: Graph, policy: Policy = NOTHING) -> Moment:
     return _forward(graph.ops, {entry.tensor for entry in kept(graph, policy)})
 
 
-def backward(
-    graph: Graph, policy: Policy = NOTHING, fused: bool = True, gathers: bool = True
-) -> Moment:
+def backward(graph: Graph, policy: Policy = NOTHING, own: int = 0, gathers: bool = True) -> Moment:
     """The moment of the backward pass that holds most; the gradients of its ends are among it.
 
     Args:
         graph: The pass.
         policy: What it makes again: the operations of a region run forward once more first.
-        fused: Whether products add weights' gradients to those before; else each makes its own,
-            in the activations' type, and adds that.
+        own: The bytes of an element of a weight's own gradient, which is then added to those of
+            the micro-batches before; 0 where products add to those at once.
         gathers: Whether a product whose input was kept as a shard gathers it into memory of its
             own, rather than into a buffer that is there anyway.
 
@@ -74,7 +72,7 @@ def backward(
     ('swiglu', True)
     """
     runs = _runs(graph.ops, policy)
-    walk = _Backward({entry.tensor for entry in kept(graph, policy)}, fused, gathers)
+    walk = _Backward({entry.tensor for entry in kept(graph, policy)}, own, gathers)
     read = {tensor for op in graph.ops for tensor in op.inputs}
     ends = [tensor for op in graph.ops for tensor in op.outputs if tensor not in read]
     walk.gradients.update({tensor: tensor for tensor in ends})
@@ -95,14 +93,14 @@ class _Backward:
 
     Attributes:
         held: What is still kept.
-        fused: Whether weights' gradients are added where they are made.
+        own: The bytes of an element of a weight's own gradient; 0 where there is none.
         gathers: Whether shards are gathered into memory of their own.
         gradients: Tensors with a gradient, each with the one whose gradient's memory that is.
     """
 
-    def __init__(self, held: set[Tensor], fused: bool, gathers: bool) -> None:
+    def __init__(self, held: set[Tensor], own: int, gathers: bool) -> None:
         self.held = held
-        self.fused = fused
+        self.own = own
         self.gathers = gathers
         self.gradients: dict[Tensor, Tensor] = {}
 
@@ -123,9 +121,7 @@ class _Backward:
             # a shard is gathered again, and the gradient of the whole is scattered meanwhile
             shards = [(t, t.kept_as) for t in op.inputs if t.kept_as in self.held]
             made += sum(s.bytes + (t.bytes if self.gathers else 0) for t, s in shards if s)
-        weight = 0
-        if not self.fused:
-            weight = sum(prod((axis.local for axis in w.axes), start=2) for w in op.weights)
+        weight = sum(prod((axis.local for axis in w.axes), start=self.own) for w in op.weights)
         moment = Moment(
             op.name,
             sum(tensor.bytes for tensor in self.held),

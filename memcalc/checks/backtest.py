@@ -1,5 +1,6 @@
 """``backtest``: the memory of training runs that really happened, held against the engine."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -38,19 +39,31 @@ FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "use-transformer-engine-op-fuser": ("other operations keep other tensors", ()),
     "moe-token-dispatcher-type": ("another way to the experts", ("flex",)),
     "moe-pad-expert-input-to-capacity": ("experts' inputs are padded", ()),
+    "moe-router-padding-for-fp8": ("experts' inputs are padded", ()),
+    "moe-router-padding-for-quantization": ("experts' inputs are padded", ()),
     "distribute-saved-activations": ("kept inputs are split over ranks", ()),
     "fp32-residual-connection": ("the residual stream is kept in fp32", ()),
+    "apply-residual-connection-post-layernorm": ("residuals leave after the norm", ()),
+    "qk-l2-norm": ("query and key pass a norm without weights", ()),
+    "quick-geglu": ("another activation", ()),
+    "position-embedding-type": ("the attention's bias", ("relative",)),
     "cpu-offloading": ("activations on the host", ()),
+    "cpu-offloading-num-layers": ("activations on the host", ()),
     "fine-grained-activation-offloading": ("activations on the host", ()),
     "optimizer-cpu-offload": ("the optimizer on the host", ()),
     "heterogeneous-layers-config-path": ("layers that differ", ()),
     "heterogeneous-layers-config-encoded-json": ("layers that differ", ()),
     "hybrid-override-pattern": ("layers of state-space models", ()),
+    "hybrid-attention-ratio": ("layers of state-space models", ()),
     "is-hybrid-model": ("layers of state-space models", ()),
     "retro-add-retriever": ("a retriever", ()),
     "encoder-num-layers": ("two stacks of layers", ()),
     "decoder-num-layers": ("two stacks of layers", ()),
+    "spec": ("other layers, unless it says `local`", ()),
+    "enable-gpt-oss": ("the defaults that it stands for are not read", ()),
+    "perform-rl-step": ("buffers of inference", ()),
 }
+WITHOUT = ("none", "0", "local")  # values of them that ask for nothing, or for what is modelled
 UNKNOWN_WORLD = "unknown world size"
 SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")  # where it matters
 
@@ -140,7 +153,7 @@ def flags(values: Mapping[str, str], world: int | None) -> list[str]:
     found = []
     for name, (_, words) in FLAGS.items():
         value = values.get(name)
-        if value is None or value in ("none", "0") or (words and value not in words):
+        if value is None or value in WITHOUT or (words and value not in words):
             continue
         found.append(f"--{name} {value}" if words else f"--{name}")
     if world is None and any(name in values for name in SHARDED):
@@ -213,7 +226,8 @@ def backtest(path: Path, max_error: float | None = None, imbalance: float = UNBA
             *_summary("all", found),
             f"{len(found) - len(unflagged)} of {len(found)} rows flagged as unmodelled "
             f"({100 * (len(found) - len(unflagged)) / len(found):.1f} %), by their arguments",
-            *_assumed(found),
+            *_counted("assumed of", [row.run.notes for row in found]),
+            *_counted("met in", [row.run.met for row in unflagged]),
             *_routed(found, imbalance),
             *_odd(found),
         ),
@@ -290,13 +304,10 @@ def _distribution(errors: Iterable[float]) -> str:
     return ", ".join(f"{name} {100 * value:.2f} %" for name, value in numbers.items())
 
 
-def _assumed(found: Iterable[Row]) -> list[str]:
-    """What rows were assumed to be, a line for each assumption."""
-    counts: dict[str, int] = {}
-    for row in found:
-        for note in row.run.notes:
-            counts[note] = counts.get(note, 0) + 1
-    return [f"assumed of {number} rows: {note}" for note, number in counts.items()]
+def _counted(words: str, said: Iterable[Sequence[str]]) -> list[str]:
+    """What is said of rows, a line for each with the number of rows."""
+    counts = Counter(note for notes in said for note in notes)
+    return [f"{words} {number} rows: {note}" for note, number in counts.items()]
 
 
 def _routed(found: Sequence[Row], imbalance: float) -> list[str]:

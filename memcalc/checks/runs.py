@@ -58,6 +58,7 @@ class MeasuredRun(NamedTuple):
         gpu: The GPU, by its name.
         world: How many GPUs there were, or None where that is unknown.
         notes: What was assumed.
+        met: What the reader of the arguments met and memcalc does not model, or does not know.
         refused: Why memcalc refuses what was run.
     """
 
@@ -68,6 +69,7 @@ class MeasuredRun(NamedTuple):
     gpu: str
     world: int | None
     notes: Sequence[str]
+    met: Sequence[str] = ()
     refused: str = ""
 
 
@@ -192,10 +194,10 @@ def _of_megatron(row: _Row) -> MeasuredRun:
     measured = row.inside("measured")
     peak, steady = measured.size("peak_bytes"), measured.size("steady_bytes")
     gpu = row.text("gpu")
-    config, refused = _config(name, values, world, program, gpu, environment)
+    config, met, refused = _config(name, values, world, program, gpu, environment)
     last = config.parallel.pp - 1 if config else 0
     found = (Measured(last, peak, steady),)
-    return MeasuredRun(name, config, found, values, gpu, world, notes, refused)
+    return MeasuredRun(name, config, found, values, gpu, world, notes, met, refused)
 
 
 def _config(
@@ -205,13 +207,13 @@ def _config(
     program: str,
     gpu: str,
     environment: Environment,
-) -> tuple[Config | None, str]:
-    """The Config of a launch's arguments, on a GPU and in an environment, or why there is none."""
+) -> tuple[Config | None, Sequence[str], str]:
+    """The Config of a launch's arguments, what it does not model of them, or why there is none."""
     arguments = {key: True if value == "True" else value for key, value in values.items()}
     try:
         source = megatron.read_yaml({"MODEL_ARGS": arguments}, name, world, program)
         if isinstance(source, RunSource):
-            return None, "no arguments of a model"
+            return None, (), "no arguments of a model"
         said = source.settings.get("environment", Environment())
         environment = replace(
             said,
@@ -219,9 +221,10 @@ def _config(
             cublas_workspace=environment.cublas_workspace,
             deterministic=said.deterministic or environment.deterministic,
         )
-        return configure(source, {"gpu": gpu.lower(), "environment": environment}), ""
+        config = configure(source, {"gpu": gpu.lower(), "environment": environment})
     except (ConfigError, InputError) as error:
-        return None, str(error)
+        return None, (), str(error)
+    return config, source.unmodelled, ""
 
 
 # SimuMax's names of sizes, as arguments of Megatron-LM.
@@ -268,8 +271,8 @@ def _of_simumax(row: _Row) -> MeasuredRun:
         raise InputError(f"{row.where}: peaks of {len(peaks)} stages, where there are {stages}")
     measured = [Measured(stage, peak, None) for stage, peak in enumerate(peaks)]
     environment = Environment(pytorch=_pytorch(str(run.content.get("framework"))))
-    config, refused = _config(name, values, world, "pretrain_gpt.py", gpu, environment)
-    return MeasuredRun(name, config, measured, values, gpu, world, notes, refused)
+    config, met, refused = _config(name, values, world, "pretrain_gpt.py", gpu, environment)
+    return MeasuredRun(name, config, measured, values, gpu, world, notes, met, refused)
 
 
 def _model_words(model: _Row) -> dict[str, str]:

@@ -54,20 +54,20 @@ HARMLESS = set(
     create-attention-mask-in-dataloader cuda-graph-scope cuda-graph-warmup-steps
     data-parallel-random-init dataloader-type ddp-average-in-collective DDP-impl decoupled-lr
     decoupled-min-lr deepspeed deepspeed-activation-checkpointing deepspeed-config
-    disable-bf16-reduced-precision-matmul distrib-optim-fully-reshardable-mem-efficient
-    empty-unused-memory-level enable-experimental enable-ft-package enable-gloo-process-groups
-    end-weight-decay eod-mask-loss finetune first-last-layers-bf16 fp16-lm-cross-entropy
-    fp4-param-gather fp4-recipe glu-linear-offset gradient-accumulation-fusion
-    high-priority-stream-groups hysteresis init-model-with-meta-device initial-loss-scale
-    keep-fp8-transpose-cache layernorm-epsilon lazy-mpu-init legacy-tokenizer local-rank
-    loss-scale loss-scale-window manual-gc manual-gc-eval manual-gc-interval merge-file
-    mid-level-dataset-surplus min-loss-scale min-lr mmap-bin-files mock-data
-    moe-apply-probs-on-input moe-deepep-num-sms moe-enable-deepep moe-extended-tp
-    moe-input-jitter-eps moe-per-layer-logging moe-permute-fusion moe-shared-expert-overlap
-    moe-token-dispatcher-type moe-token-drop-policy moe-upcycling-granularity
-    moe-use-legacy-grouped-gemm moe-use-upcycling moe-z-loss-coeff mrope-section mscale
-    mscale-all-dim mtp-loss-scaling-factor nccl-communicator-config-path nccl-ub
-    no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
+    disable-bf16-reduced-precision-matmul disable-gloo-process-groups
+    distrib-optim-fully-reshardable-mem-efficient empty-unused-memory-level enable-experimental
+    enable-ft-package enable-gloo-process-groups end-weight-decay eod-mask-loss finetune
+    first-last-layers-bf16 fp16-lm-cross-entropy fp4-param-gather fp4-recipe glu-linear-offset
+    gradient-accumulation-fusion high-priority-stream-groups hysteresis
+    init-model-with-meta-device initial-loss-scale keep-fp8-transpose-cache layernorm-epsilon
+    lazy-mpu-init legacy-tokenizer local-rank loss-scale loss-scale-window manual-gc
+    manual-gc-eval manual-gc-interval merge-file mid-level-dataset-surplus min-loss-scale min-lr
+    mmap-bin-files mock-data moe-apply-probs-on-input moe-deepep-num-sms moe-enable-deepep
+    moe-extended-tp moe-input-jitter-eps moe-per-layer-logging moe-permute-fusion
+    moe-shared-expert-overlap moe-token-dispatcher-type moe-token-drop-policy
+    moe-upcycling-granularity moe-use-legacy-grouped-gemm moe-use-upcycling moe-z-loss-coeff
+    mrope-section mscale mscale-all-dim mtp-loss-scaling-factor nccl-communicator-config-path
+    nccl-ub no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
     no-barrier-with-level-1-timing no-bias-dropout-fusion no-bias-gelu-fusion
     no-check-for-nan-in-loss-and-grad no-ckpt-fully-parallel-save no-data-sharding
     no-initialization no-load-optim no-load-rng no-log-loss-scale-to-tensorboard
@@ -87,14 +87,15 @@ HARMLESS = set(
     use-checkpoint-args use-checkpoint-opt-param-scheduler use-cpu-initialization use-dist-ckpt
     use-mcore-models use-mp-args-from-checkpoint-args use-nccl-ub use-one-sent-docs
     use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling
-    use-sharp use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping vocab-extra-ids
-    vocab-file warmup weight-decay weight-decay-incr-style world-size yaml-cfg zero-stage
+    use-sharp use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping verify-integrity
+    vocab-extra-ids vocab-file warmup weight-decay weight-decay-incr-style world-size yaml-cfg
+    zero-stage
     """.split()  # noqa: SIM905 - words read best as words
 )
 HARMLESS_FAMILIES = tuple(
     """
     adam- ckpt- config-logger- data- dataset- ddp- disable-straggler- disable-symmetric-
-    dist-ckpt- distributed- eval- exit- expert-init export- fp8- inference- init-method
+    dist-ckpt- distributed- eval- exit- expert-init export- fim- fp8- inference- init-method
     inprocess- iterations- load log- logging- lr master- moe-aux-loss- moe-router- muon- no-fp8-
     node-rank non-persistent- one-logger- profile rdzv- record-memory- rerun- rope- rotary- save
     straggler- tensorboard- test- timing- tokenizer- train- valid- wandb-
