@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from memcalc.answers.gpus import gpus
     from memcalc.answers.layer import layer
     from memcalc.answers.ledger import ledger
+    from memcalc.answers.memory import memory
     from memcalc.answers.models import models
     from memcalc.answers.recompute import recompute
     from memcalc.answers.rnn import rnn
+    from memcalc.checks.backtest import backtest
     from memcalc.checks.check import check
     from memcalc.config import (
         IMPLEMENTATIONS,
@@ -63,6 +65,7 @@ _PUBLIC = {
     "Report": "memcalc.report:Report",
     "Run": "memcalc.config:Run",
     "UsageError": "memcalc.errors:UsageError",
+    "backtest": "memcalc.checks.backtest:backtest",
     "check": "memcalc.checks.check:check",
     "comm": "memcalc.answers.comm:comm",
     "derive": "memcalc.validation.derivation:derive",
@@ -75,6 +78,7 @@ _PUBLIC = {
     "layer_formula": "memcalc.formulas:layer_formula",
     "ledger": "memcalc.answers.ledger:ledger",
     "load": "memcalc.config:load",
+    "memory": "memcalc.answers.memory:memory",
     "models": "memcalc.answers.models:models",
     "plot": "memcalc.figures:plot",
     "recompute": "memcalc.answers.recompute:recompute",
@@ -99,6 +103,7 @@ __all__ = [
     "Report",
     "Run",
     "UsageError",
+    "backtest",
     "check",
     "comm",
     "derive",
@@ -111,6 +116,7 @@ __all__ = [
     "layer_formula",
     "ledger",
     "load",
+    "memory",
     "models",
     "plot",
     "recompute",

@@ -1,6 +1,8 @@
 """Bytes and FLOPs for people: GiB is 2^30, GB is 10^9, and every printed number says which."""
 
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
@@ -15,6 +17,26 @@ FLOP_SCALES = (
     ("EFLOP", 10**18),
 )
 SCALES = {"bytes": BYTE_SCALES, "flops": FLOP_SCALES}
+
+
+# Powers of 1000 and of 1024, as people write them.
+SIZES = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", 1)},
+}
+
+
+def parse_bytes(text: str) -> int | None:
+    """The bytes of a size as it is written, with its unit; None where it is no size.
+
+    >>> parse_bytes("80GB"), parse_bytes("79.5 GiB"), parse_bytes("80")
+    (80000000000, 85362475008, None)
+    """
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([A-Za-z]{1,3})", text.strip())
+    if match is None or match[2].lower() not in SIZES:
+        return None
+    return int(Fraction(match[1]) * SIZES[match[2].lower()])
 
 
 def common_scale(unit: str, values: Sequence[float | None]) -> tuple[str, int]:
@@ -65,7 +87,11 @@ def number(value: float, unit: str) -> str:
 
     >>> number(61.964, "percent"), number(0.00122, "ratio"), number(12288, "count")
     ('62.0', '0.00122', '12,288')
+    >>> number(True, "text")
+    'yes'
     """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if unit == "percent":
         return f"{value:.1f}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
@@ -77,5 +103,18 @@ def format_bytes(value: float) -> str:
     >>> format_bytes(140509184)
     '134 MiB'
     """
-    name, scale = common_scale("bytes", [value])
+    return _sentence("bytes", value)
+
+
+def format_flops(value: float) -> str:
+    """FLOPs likewise.
+
+    >>> format_flops(1266637395197952)
+    '1,266.64 TFLOP'
+    """
+    return _sentence("flops", value)
+
+
+def _sentence(unit: str, value: float) -> str:
+    name, scale = common_scale(unit, [value])
     return f"{column([value], scale)[0]} {name}"

@@ -258,7 +258,7 @@ def test_stages_are_drawn_as_they_hold():
     from memcalc.units import GIB
 
     config = load("530b", vpp=1, recompute="full")
-    (axes,) = library.plot("stages", config).axes
+    axes, _ = library.plot("stages", config).axes
     drawn = axes.lines[0].get_ydata()
     kept = stages(config, frees_outputs=False)
     assert list(drawn) == [held.total / GIB for held in kept]

@@ -32,10 +32,11 @@ def saved(g):
 
 
 def weights(g):
-    """The weights of the last operation: name -> sizes over all ranks, and on one."""
+    """The last operation's own weights: name -> sizes over all ranks, and on one."""
     return {
         w.name: ([axis.size for axis in w.axes], [axis.local for axis in w.axes])
         for w in g.ops[-1].weights
+        if not w.shared
     }
 
 

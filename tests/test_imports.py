@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,10 +31,9 @@ def question(line):
 @pytest.mark.parametrize(
     "line",
     [
-        "models",
-        "ledger 22b",
-        "recompute llama-3-8b",
-        "flops 175b --recompute full",
+        *("models", "ledger 22b", "recompute llama-3-8b", "flops 175b --recompute full"),
+        f"backtest {Path(__file__).parent / 'runs.jsonl'}",
+        "memory deepseek-v3 --pp 16 -s 4096",
         "rnn --gpu all",
         "rnn --scope training -s 100",
     ],
@@ -56,6 +56,20 @@ def test_questions_without_formulas_load_nothing_heavy(line, format_, tmp_path):
 )
 def test_help_loads_nothing_heavy(line, tmp_path):
     assert loaded(question(line), tmp_path) == set()
+
+
+def test_readers_of_files_are_not_loaded_for_the_catalogue(tmp_path):
+    probe = "print(*(m for m in sys.modules if m.startswith('memcalc.config.readers.')))"
+    code = f"import memcalc\nmemcalc.load('22b')\nprint('loaded:')\n{probe}\nprint('loaded:')"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=True,
+    )
+    assert "megatron" not in done.stdout
 
 
 @pytest.mark.parametrize("line", ["layer 22b", "formula 22b --latex", "rnn --scope formula"])

@@ -128,7 +128,7 @@ class TestCapacity:
     @settings(deadline=None)
     @given(
         st.sampled_from(CELLS),
-        st.sampled_from([each.name for each in gpus()]),
+        st.sampled_from([each.name for each in gpus() if each.sms]),
         st.integers(1, 3),
         st.sampled_from([0.01, 0.1, 0.3, 0.77, 1]),
         st.sampled_from([0.5, 0.875, 1]),
@@ -387,3 +387,10 @@ def test_a_pair_may_have_any_widths():
         "30% 2+0.5",
     ]
     assert storages(OnChip(index_bytes=1))[1] == Storage(Fraction(3, 10), Fraction(1), Fraction(1))
+
+
+def test_a_gpu_of_which_nobody_states_the_chip_is_refused(memcalc):
+    outcome = memcalc("rnn --gpu gb200")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "what gb200 has on its chip is not stated by its vendor" in outcome.err
+    assert "gb200" not in memcalc("rnn --gpu all --format csv").out

@@ -112,6 +112,31 @@ def total(entries: list[Entry]) -> Size:
     return sum(entry.tensor.bytes for entry in entries)
 
 
+def waiting(graph: Graph) -> Size:
+    """The bytes that remain of a pass once its inputs have their gradients, until its weights do.
+
+    Of each product with a weight, the input that it saved and the gradient of its output: 32sbh of
+    the paper's layer, as Qi et al. 2023 (arXiv 2401.10241), table 1. A gradient that was gathered
+    is kept as its shard, as inputs are, and gathered again.
+
+    >>> from memcalc.blocks.layer import layer_graph
+    >>> from memcalc.config import load
+    >>> s, b, h, t = 2048, 1, 12288, 8
+    >>> waiting(layer_graph(load("175b", tp=1))) == 32 * s * b * h
+    True
+    >>> waiting(layer_graph(load("175b", tp=t, sp=True))) == 32 * s * b * h // t
+    True
+    """
+    shards = {op.inputs[0]: op.outputs[0] for op in graph.ops if op.kind == "reduce_scatter"}
+    remain: dict[Tensor, None] = {}
+    for op in graph.ops:
+        inputs = [save.tensor.kept_as or save.tensor for save in op.saves if save.for_weights]
+        if inputs:
+            gradients = [shards.get(tensor, tensor) for tensor in op.outputs]
+            remain.update(dict.fromkeys([*inputs, *gradients]))
+    return sum(tensor.bytes for tensor in remain)
+
+
 def drops(graph: Graph) -> Callable[[Tensor], list[str]]:
     """A function that names which of selective and full recomputation do not keep a tensor."""
     kept_by = {

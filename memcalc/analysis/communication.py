@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, outermost
 from memcalc.analysis.parameters import held, held_of_experts
+from memcalc.analysis.schedule import places
 from memcalc.analysis.stages import chunks, output_bytes
-from memcalc.analysis.states import RECIPES
+from memcalc.analysis.states import recipe
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
-from memcalc.config import Config, Parallel, fields
+from memcalc.config import Config
 from memcalc.config.recompute import Policy
 from memcalc.graph.graph import Graph, Move
 from memcalc.graph.mesh import Size
@@ -84,20 +85,22 @@ def of_iteration(config: Config) -> list[Traffic]:
 
     Its layers' collectives for every micro-batch, and its ends', a head for every token that is
     predicted; its outputs forward and their gradients backward; and the ring all-reduces of its
-    fp32 gradients over the ranks that hold the same parameters: those of data and context
+    gradients over the ranks that hold the same parameters: those of data and context
     parallelism, and for experts what is left of a stage's ranks beside their own parallelism.
 
     Raises:
-        ConfigError: The layers do not divide over the stages, or a stage's ranks over the experts'.
+        ConfigError: A stage's ranks do not divide over the experts'.
     """
-    parallel, micro = config.parallel, config.microbatches
+    parallel = config.parallel
+    micro = config.microbatches // parallel.copies  # through each chunk
     stage = busiest_stage(config)
+    at = places(parallel, stage)
     layers: dict[str, int] = {}
     for names in chunks(config, stage):
         for kind in names:
             layers[kind] = layers.get(kind, 0) + 1
-    ends = [(1, embedding_graph(config))] if stage == 0 else []
-    if stage == parallel.pp - 1:
+    ends = [(1, embedding_graph(config))] if 0 in at else []
+    if parallel.chunks - 1 in at:
         ends.append((1 + config.model.mtp_layers, head_graph(config)))
     graphs = {kind: layer_graph(config, kind=kind) for kind in layers}
     rows = [
@@ -107,37 +110,21 @@ def of_iteration(config: Config) -> list[Traffic]:
     ]
     rows += [row.times_over(n * micro) for n, graph in ends for row in of_graph(graph)]
     if parallel.pp > 1:
-        times = micro * parallel.vpp
+        times = micro * parallel.chunks_per_rank
         sent = times * output_bytes(config)
         rows += [Traffic("send", way, times, sent, "") for way in ("forward", "backward")]
     experts = sum(n * held_of_experts(graphs[kind]) for kind, n in layers.items())
     dense = sum(n * held(graphs[kind]) for kind, n in layers.items()) - experts
     dense += sum(held(graph) for _, graph in ends)
     for parameters, replicas in (
-        (dense, parallel.dp * parallel.cp),
-        (experts, expert_replicas(parallel)),
+        (dense, parallel.dp * parallel.cp * parallel.copies),
+        (experts, parallel.expert_replicas * parallel.copies),
     ):
         if parameters and replicas > 1:
-            gradients = RECIPES["paper"].gradient * parameters
+            gradients = recipe(config.run).gradient * parameters
             move = Move("all_reduce", "backward", gradients, replicas)
             rows.append(Traffic("all_reduce", "backward", 1, ring_bytes(move), ""))
     return rows
-
-
-def expert_replicas(parallel: Parallel) -> int:
-    """How many ranks of a stage hold the same experts; 1 where it is too few to spread them once.
-
-    >>> expert_replicas(Parallel(tp=4, dp=8, ep=8, etp=1)), expert_replicas(Parallel(dp=8, ep=8))
-    (4, 1)
-
-    Raises:
-        ConfigError: The experts' ranks do not divide the stage's.
-    """
-    ranks, spread = parallel.tp * parallel.cp * parallel.dp, parallel.ep * parallel.expert_tp
-    if ranks <= spread:
-        return 1
-    fields.divides(("expert x expert tensor parallel", spread), ("ranks of a stage", ranks))
-    return ranks // spread
 
 
 def busiest_stage(config: Config) -> int:

@@ -1,8 +1,9 @@
 """What one layer of a config keeps: its graph, read under the run's own recomputation."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
-from memcalc.analysis.activations import Entry, counted, kept, total
+from memcalc.analysis.activations import Entry, counted, kept, total, waiting
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.graph.mesh import Size
@@ -34,6 +35,7 @@ def layer_entries(
     return counted(kept(layer_graph(config, sizes, kind), config.run.policy), accounting)
 
 
+@lru_cache(1024)
 def layer_bytes(config: Config, accounting: str = "paper", kind: str | None = None) -> int:
     """The bytes that one layer keeps for backward on one rank; the arguments are those above.
 
@@ -42,4 +44,11 @@ def layer_bytes(config: Config, accounting: str = "paper", kind: str | None = No
     1264
     """
     size: int = total(layer_entries(config, accounting, kind=kind))
+    return size
+
+
+@lru_cache(1024)
+def layer_waiting(config: Config, kind: str) -> int:
+    """The bytes that one layer of a kind keeps until its weights' gradients are made, on a rank."""
+    size: int = waiting(layer_graph(config, kind=kind))
     return size

@@ -80,8 +80,11 @@ class Chip(NamedTuple):
         """The part of a GPU that options leave.
 
         Raises:
-            UsageError: The GPU has not as many multiprocessors, or not as much shared memory.
+            UsageError: The GPU has not as many multiprocessors, or not as much shared memory, or
+                nobody states what it has.
         """
+        if gpu.sms is None or gpu.l2_bytes is None or gpu.fp32_flops is None:
+            raise UsageError(f"what {gpu.name} has on its chip is not stated by its vendor")
         sms = options.sms or gpu.sms
         shared = options.shared_bytes or gpu.shared_bytes
         if sms > gpu.sms:

@@ -23,7 +23,7 @@ def owned(graph: Graph) -> Size:
     >>> owned(layer_graph(load("175b"))) == 12 * h**2 + 13 * h
     True
     """
-    return sum(elements(weight.axes) for op in graph.ops for weight in op.weights)
+    return sum(elements(w.axes) for op in graph.ops for w in op.weights if not w.shared)
 
 
 def held(graph: Graph) -> Size:
@@ -88,4 +88,4 @@ def active_parameters(config: Config) -> int:
 
 
 def _local(op: Op) -> Size:
-    return sum(prod(axis.local for axis in weight.axes) for weight in op.weights)
+    return sum(prod(axis.local for axis in w.axes) for w in op.weights if not w.shared)

@@ -2,14 +2,27 @@
 
 A schedule is a generator of steps, written as the framework runs it. What a stage holds is never a
 formula here: it is found by walking the order.
+
+Zero-bubble schedules split a backward in two: the gradients of a chunk's inputs, which the stage
+before waits for, and those of its weights, which nobody waits for (Qi et al. 2023, arXiv
+2401.10241, section 2).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from memcalc.config import Parallel
+from memcalc.config.pipeline import TWO_CHUNKS
+from memcalc.errors import ConfigError
+
 FORWARD = "forward"
-BACKWARD = "backward"
+BACKWARD = "backward"  # both halves at once
+BACKWARD_INPUTS = "inputs"
+BACKWARD_WEIGHTS = "weights"
+SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v", "dualpipe")  # schedules with the two halves apart
+
+MOST_IN_FLIGHT = 100_000  # micro-batches that GPipe may have
 
 
 class Step(NamedTuple):
@@ -20,11 +33,50 @@ class Step(NamedTuple):
     chunk: int = 0
 
 
+class InFlight(NamedTuple):
+    """What a stage holds of one of its chunks.
+
+    Attributes:
+        whole: Micro-batches that went forward and not back: all that their backward needs.
+        waiting: Micro-batches whose weights' gradients are still to be made.
+    """
+
+    whole: int = 0
+    waiting: int = 0
+
+
+def places(parallel: Parallel, stage: int) -> list[int]:
+    """Where each chunk of a stage stands in the pipeline, counted from the embedding's.
+
+    Megatron-core deals chunks out one to each stage in turn; ZB-V goes down the stages and up
+    again, and DualPipe has the stage as its first chunk and the one opposite as its second, so that
+    every chunk is on two ranks.
+
+    >>> places(Parallel(pp=4, vpp=2), 1), places(Parallel(pp=4, schedule="zb-v"), 1)
+    ([1, 5], [1, 6])
+    >>> places(Parallel(pp=4, schedule="dualpipe"), 1)
+    [1, 2]
+    """
+    if parallel.order in TWO_CHUNKS:
+        return [stage, parallel.chunks - 1 - stage]
+    return [chunk * parallel.pp + stage for chunk in range(parallel.vpp)]
+
+
+def gpipe(microbatches: int) -> Iterator[Step]:
+    """GPipe (Huang et al. 2019, figure 2c): all forward, then all backward, the last first.
+
+    >>> shown(gpipe(3))
+    'f0 f1 f2 b2 b1 b0'
+    """
+    yield from (Step(FORWARD, i) for i in range(microbatches))
+    yield from (Step(BACKWARD, i) for i in reversed(range(microbatches)))
+
+
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     """1F1B (Narayanan et al. 2021, figure 4): forwards until the pipeline is full, then in turns.
 
-    >>> [step.phase[0] + str(step.microbatch) for step in one_f_one_b(0, 2, 3)]
-    ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
+    >>> shown(one_f_one_b(0, 2, 3))
+    'f0 f1 b0 f2 b1 b2'
     """
     warmup = min(stages - stage - 1, microbatches)
     forwards = (Step(FORWARD, i) for i in range(microbatches))
@@ -32,68 +84,318 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     return _in_turns(warmup, forwards, backwards)
 
 
-def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> Iterator[Step]:
-    """Interleaved 1F1B: of several chunks, groups of p micro-batches run through each in turn.
+def interleaved(
+    stage: int, stages: int, microbatches: int, chunks: int, group: int | None = None
+) -> Iterator[Step]:
+    """Interleaved 1F1B: of several chunks, groups of micro-batches run through each in turn.
 
     Narayanan et al. 2021, section 2.2; the warm-up is Megatron-core's (pipeline_parallel/
-    schedules.py): ``2(p - S - 1) + (m - 1)p`` chunks at stage S, counted from 0. (Versions before
-    2024 warm up with all chunks where there are just p micro-batches.)
+    schedules.py): ``2(p - S - 1) + (m - 1)g`` chunks at stage S, counted from 0, with g
+    micro-batches in a group: p of them, unless more are asked for. (Versions before 2024 warm up
+    with all chunks where there are just p micro-batches.)
 
-    >>> order = [f"{s.phase[0]}{s.microbatch}.{s.chunk}" for s in interleaved(1, 2, 2, 2)]
-    >>> order
-    ['f0.0', 'f1.0', 'f0.1', 'b0.1', 'f1.1', 'b1.1', 'b0.0', 'b1.0']
+    >>> shown(interleaved(1, 2, 2, 2))
+    'f0 f1 f0.1 b0.1 f1.1 b1.1 b0 b1'
     """
+    group = group or stages
 
     def chunked(phase: str, order_: Sequence[int]) -> Iterator[Step]:
-        for first in range(0, microbatches, stages):
+        for first in range(0, microbatches, group):
             for chunk in order_:
-                for i in range(first, min(first + stages, microbatches)):
+                for i in range(first, min(first + group, microbatches)):
                     yield Step(phase, i, chunk)
 
-    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * stages, chunks * microbatches)
+    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * group, chunks * microbatches)
     forwards = chunked(FORWARD, range(chunks))
     return _in_turns(warmup, forwards, chunked(BACKWARD, range(chunks)[::-1]))
 
 
-def order(stage: int, stages: int, microbatches: int, chunks: int) -> Iterator[Step]:
-    """The order of a stage: interleaved where it has several chunks, else plain 1F1B.
+def zb_h1(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
+    """ZB-H1 (Qi et al. 2023, figure 3): 1F1B's forwards, weights' gradients S micro-batches late.
+
+    >>> shown(zb_h1(1, 2, 3))
+    'f0 i0 f1 i1 w0 f2 i2 w1 w2'
+    """
+    return _late_weights(stages - stage - 1, stage, microbatches)
+
+
+def zb_h2(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
+    """ZB-H2 (the same figure): twice as many forwards first, weights' gradients 2S late.
+
+    >>> shown(zb_h2(0, 2, 3))
+    'f0 f1 f2 i0 w0 i1 w1 i2 w2'
+    """
+    return _late_weights(2 * (stages - stage - 1), 2 * stage, microbatches)
+
+
+def zb_v(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
+    """ZB-V (Qi et al. 2023, section 6): two chunks, the pipeline goes down the stages and up again.
+
+    Of fewer micro-batches than fill the pipeline, the order is that of enough, less what is not
+    there, as PyTorch has it (distributed/pipelining/schedules.py, ``ScheduleZBVZeroBubble``).
+
+    >>> shown(zb_v(1, 2, 3))
+    'f0 f0.1 f1 f1.1 i0.1 w0.1 f2 i0 w0 f2.1 i1.1 w1.1 i1 i2.1 i2 w1 w2.1 w2'
+    """
+    there = (step for step in _zb_v(stage, stages, max(microbatches, 2 * stages - 1)))
+    return (step for step in there if step.microbatch < microbatches)
+
+
+def _zb_v(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
+    take = _numbered()
+    after = stages - stage
+    for _ in range(2 * after - 1):
+        yield take(FORWARD, 0)
+    for _ in range(stage):
+        yield take(FORWARD, 1)
+        yield take(FORWARD, 0)
+    for _ in range(after):
+        yield from (take(phase, 1) for phase in (FORWARD, BACKWARD_INPUTS, BACKWARD_WEIGHTS))
+    started = 2 * after - 1 + stage  # of the first chunk; of the second, as many as stages
+    for i in range(microbatches - stages):
+        for chunk in (0, 1):
+            if chunk or started + i < microbatches:
+                yield take(FORWARD, chunk)
+            yield take(BACKWARD_INPUTS, chunk)
+            yield take(BACKWARD_WEIGHTS, chunk)
+    for _ in range(stage):
+        yield take(BACKWARD_INPUTS, 0)
+        yield take(BACKWARD_INPUTS, 1)
+    for _ in range(after):
+        yield take(BACKWARD_INPUTS, 0)
+        yield take(BACKWARD_WEIGHTS, 0)
+    for chunk in (1, 0):
+        yield from (take(BACKWARD_WEIGHTS, chunk) for _ in range(stage))
+
+
+def dualpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
+    """DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1): micro-batches enter at both ends.
+
+    The first half of them goes down the stages, through every rank's first chunk, the second half
+    up, through every second one. The eight parts are those of deepseek-ai/DualPipe (dualpipe.py,
+    ``step``); a forward that overlaps with a backward comes before it, for both are held then.
+
+    >>> shown(dualpipe(0, 2, 4))
+    'f0 f2.1 f1 b2.1 f3.1 b0 b3.1 i1 w1'
+
+    Raises:
+        ConfigError: The micro-batches are odd, or fewer than two for each stage.
+    """
+    if microbatches % 2 or microbatches < 2 * stages:
+        raise ConfigError(
+            f"schedule dualpipe needs an even number of micro-batches, at least {2 * stages} (two "
+            f"a stage), not {microbatches}: give another --global-batch-size"
+        )
+    half, near = microbatches // 2, min(stage, stages - 1 - stage)
+    far = stages // 2 - near - 1
+    up = int(stage >= stages // 2)  # the chunk of what comes from the nearer end
+    numbered = _numbered()
+
+    def take(phase: str, way: int) -> Step:
+        step = numbered(phase, way ^ up)
+        return step._replace(microbatch=step.microbatch + half * step.chunk)
+
+    for _ in range(2 * far):
+        yield take(FORWARD, 0)
+    for _ in range(near + 1):
+        yield take(FORWARD, 0)
+        yield take(FORWARD, 1)
+    for _ in range(far):
+        yield from (take(phase, 1) for phase in (BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD))
+    for _ in range(half - stages + near + 1):
+        for way in (0, 1):
+            yield take(FORWARD, way)
+            yield take(BACKWARD, 1 - way)
+    for _ in range(far):
+        yield take(BACKWARD, 1)
+        yield take(FORWARD, 1)
+        yield take(BACKWARD, 0)
+    late: list[Step] = []
+    split = 2 * ((near + 1) // 2) + (1 - near % 2)  # of the last backwards, the first that is
+    for i in range(2 * (near + 1)):
+        step = take(BACKWARD, 1 - i % 2)
+        if i < split:
+            yield step
+        else:
+            yield step._replace(phase=BACKWARD_INPUTS)
+            late.append(step._replace(phase=BACKWARD_WEIGHTS))
+    for _ in range(far):
+        yield late.pop(0)
+        step = take(BACKWARD, 0)
+        yield step._replace(phase=BACKWARD_INPUTS)
+        late.append(step._replace(phase=BACKWARD_WEIGHTS))
+    yield from late
+
+
+def order(parallel: Parallel, stage: int, microbatches: int) -> Iterator[Step]:
+    """The order of a stage, by the schedule that the pipeline runs.
 
     A steady pipeline repeats itself, so of many micro-batches only as many are walked as change
     what a stage holds: some rounds of the pipeline, and the rest of the last one.
+
+    Raises:
+        ConfigError: The schedule cannot run so many micro-batches.
+
+    >>> shown(order(Parallel(pp=2, vpp=2), 1, 2)) == shown(interleaved(1, 2, 2, 2))
+    True
     """
-    rounds = 4
-    walked = min(microbatches, rounds * stages + microbatches % stages)
-    if chunks > 1:
-        return interleaved(stage, stages, walked, chunks)
-    return one_f_one_b(stage, stages, walked)
+    p, name = parallel.pp, parallel.order
+    if name == "gpipe":
+        if microbatches > MOST_IN_FLIGHT:
+            raise ConfigError(
+                f"schedule gpipe has all of {microbatches} micro-batches in flight: at most "
+                f"{MOST_IN_FLIGHT} are counted"
+            )
+        return gpipe(microbatches)
+    turn = 2 * p if name == "dualpipe" else parallel.microbatch_group_size or p
+    walked = min(microbatches, ROUNDS * turn + microbatches % turn)
+    if name == "interleaved":
+        return interleaved(stage, p, walked, parallel.vpp, turn)
+    return _PLAIN[name](stage, p, walked)
 
 
-def holdings(steps: Iterable[Step]) -> Iterator[dict[int, int]]:
-    """After each step, how many micro-batches of each chunk a stage holds activations of."""
-    held: dict[int, int] = {}
+ROUNDS = 4  # of a pipeline, after which it repeats itself
+_PLAIN = {
+    "1f1b": one_f_one_b,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-v": zb_v,
+    "dualpipe": dualpipe,
+}
+
+
+def holdings(steps: Iterable[Step]) -> Iterator[dict[int, InFlight]]:
+    """After each step, what a stage holds of each of its chunks.
+
+    >>> [held[0].waiting for held in holdings(zb_h1(1, 2, 2))]
+    [0, 1, 1, 2, 1, 0]
+    """
+    held: dict[int, InFlight] = {}
     for phase, _, chunk in steps:
-        held[chunk] = held.get(chunk, 0) + (1 if phase == FORWARD else -1)
+        whole, waiting = _CHANGE[phase]
+        before = held.get(chunk, InFlight())
+        held[chunk] = InFlight(before.whole + whole, before.waiting + waiting)
         yield dict(held)
 
 
-def peak(steps: Iterable[Step], weight: Callable[[int], int]) -> dict[int, int]:
-    """What a stage holds of each chunk when it holds most, a chunk weighing ``weight(chunk)``.
+# What a step changes: micro-batches held whole, and those whose weights' gradients wait.
+_CHANGE = {
+    FORWARD: InFlight(whole=1),
+    BACKWARD: InFlight(whole=-1),
+    BACKWARD_INPUTS: InFlight(whole=-1, waiting=1),
+    BACKWARD_WEIGHTS: InFlight(waiting=-1),
+}
+
+
+def peak(
+    steps: Iterable[Step],
+    weight: Callable[[int], int],
+    waiting: Callable[[int], int] = lambda chunk: 0,
+) -> dict[int, InFlight]:
+    """What a stage holds of each chunk when it holds most.
+
+    Args:
+        steps: The stage's order.
+        weight: What one micro-batch of a chunk weighs until its backward.
+        waiting: What one weighs from there until its weights' gradients are made.
 
     >>> peak(one_f_one_b(0, 4, 100), lambda chunk: 1)
-    {0: 4}
+    {0: InFlight(whole=4, waiting=0)}
     """
-    weights: dict[int, int] = {}
-    held: dict[int, int] = {}
+    weights: dict[int, tuple[int, int]] = {}
+    held: dict[int, list[int]] = {}
     total, most, at_most = 0, -1, {}
     for phase, _, chunk in steps:
         if chunk not in held:
-            held[chunk], weights[chunk] = 0, weight(chunk)
-        sign = 1 if phase == FORWARD else -1
-        held[chunk] += sign
-        total += sign * weights[chunk]
+            held[chunk], weights[chunk] = [0, 0], (weight(chunk), waiting(chunk))
+        for i in (0, 1):
+            held[chunk][i] += _CHANGE[phase][i]
+            total += _CHANGE[phase][i] * weights[chunk][i]
         if total > most:
-            most, at_most = total, dict(held)
+            most, at_most = total, {chunk: InFlight(*counts) for chunk, counts in held.items()}
     return at_most
+
+
+def kept_whole(steps: Iterable[Step], whole: int, window: int, chunks: int) -> Iterator[Step]:
+    """An order in which some passes keep all, and the others what recomputation leaves them.
+
+    Of every ``window`` forwards of a stage in a row, the first ``whole`` keep all; their chunks are
+    numbered from ``chunks`` on. (Korthikanti et al. 2022, appendix C; Megatron-core,
+    pipeline_parallel/schedules.py: num_microbatches_with_partial_activation_checkpoints.)
+
+    >>> shown(kept_whole(one_f_one_b(0, 2, 4), whole=1, window=2, chunks=1))
+    'f0.1 f1 b0.1 f2.1 b1 f3 b2.1 b3'
+    """
+    keeps: dict[tuple[int, int], int] = {}
+    for step in steps:
+        key = (step.microbatch, step.chunk)
+        if step.phase == FORWARD:
+            keeps[key] = chunks if len(keeps) % window < whole else 0
+        yield step._replace(chunk=step.chunk + keeps[key])
+
+
+class Timed(NamedTuple):
+    """A step with when it begins and ends, a third of a micro-batch's work being 1."""
+
+    step: Step
+    start: int
+    end: int
+
+
+def timeline(parallel: Parallel, microbatches: int) -> list[list[Timed]]:
+    """When each stage runs each step, where a forward and each half of a backward take 1.
+
+    A step starts once the stage is free and what it reads has come from the stage before or after.
+
+    >>> [timed.start for timed in timeline(Parallel(pp=2), 2)[1]]
+    [1, 2, 4, 5]
+    """
+    orders = [list(order(parallel, stage, microbatches)) for stage in range(parallel.pp)]
+    at = [places(parallel, stage) for stage in range(parallel.pp)]
+    ends: dict[tuple[str, int, int], int] = {}
+    found: list[list[Timed]] = [[] for _ in orders]
+    waiting = list(range(parallel.pp))
+    while waiting:
+        moved = []
+        for stage in waiting:
+            steps, done = orders[stage], found[stage]
+            while len(done) < len(steps):
+                step = steps[len(done)]
+                place = at[stage][step.chunk]
+                needed = [ends.get(key) for key in _needs(step, place, parallel.chunks)]
+                if None in needed:
+                    break
+                free = done[-1].end if done else 0
+                start = max([free, *(end for end in needed if end is not None)])
+                done.append(Timed(step, start, start + (2 if step.phase == BACKWARD else 1)))
+                key = BACKWARD if step.phase == BACKWARD_INPUTS else step.phase
+                ends[key, step.microbatch, place] = done[-1].end
+                moved.append(stage)
+        assert moved, "the orders of the stages wait for one another"
+        waiting = [stage for stage in waiting if len(found[stage]) < len(orders[stage])]
+    return found
+
+
+def shown(steps: Iterable[Step]) -> str:
+    """An order in short: f, b, i (backward of inputs) or w (of weights), micro-batch, and chunk."""
+    return " ".join(
+        f"{phase[0]}{microbatch}" + (f".{chunk}" if chunk else "")
+        for phase, microbatch, chunk in steps
+    )
+
+
+def _needs(step: Step, place: int, chunks: int) -> Iterator[tuple[str, int, int]]:
+    """What must have ended before a step of a chunk at a place in the pipeline can start."""
+    i = step.microbatch
+    if step.phase == FORWARD:
+        if place > 0:
+            yield FORWARD, i, place - 1
+    elif step.phase == BACKWARD_WEIGHTS:
+        yield BACKWARD, i, place
+    elif place + 1 < chunks:
+        yield BACKWARD, i, place + 1
+    else:
+        yield FORWARD, i, place
 
 
 def _in_turns(warmup: int, forwards: Iterator[Step], backwards: Iterator[Step]) -> Iterator[Step]:
@@ -103,3 +405,28 @@ def _in_turns(warmup: int, forwards: Iterator[Step], backwards: Iterator[Step]) 
         yield forward
         yield next(backwards)
     yield from backwards
+
+
+def _late_weights(warmup: int, late: int, microbatches: int) -> Iterator[Step]:
+    """1F1B with so many forwards first, and weights' gradients so many micro-batches late."""
+    for step in one_f_one_b(0, warmup + 1, microbatches):
+        if step.phase == FORWARD:
+            yield step
+            continue
+        yield step._replace(phase=BACKWARD_INPUTS)
+        if step.microbatch >= late:
+            yield Step(BACKWARD_WEIGHTS, step.microbatch - late)
+    for i in range(max(0, microbatches - late), microbatches):
+        yield Step(BACKWARD_WEIGHTS, i)
+
+
+def _numbered() -> Callable[[str, int], Step]:
+    """A function that makes the next step of a phase of a chunk, its micro-batches in order."""
+    taken: dict[tuple[str, int], int] = {}
+
+    def take(phase: str, chunk: int) -> Step:
+        key = (BACKWARD if phase == BACKWARD_INPUTS else phase, chunk)
+        taken[key] = taken.get(key, -1) + 1
+        return Step(phase, taken[key], chunk)
+
+    return take

@@ -1,17 +1,18 @@
 """The activations of every pipeline stage: chunks weighed by what they hold, orders walked."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from memcalc.analysis import activations
-from memcalc.analysis.layers import layer_bytes
-from memcalc.analysis.schedule import order, peak
+from memcalc.analysis.layers import layer_bytes, layer_waiting
+from memcalc.analysis.schedule import SPLIT_BACKWARD, kept_whole, order, peak, places
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MTP, kind_of, kinds
 from memcalc.blocks.layer import layers as layers_of
 from memcalc.config import Config
-from memcalc.errors import ConfigError
 from memcalc.graph.graph import Graph
 
 
@@ -22,6 +23,7 @@ class Held:
     Attributes:
         stage: The stage, counted from 0.
         microbatches: Micro-batches in flight through each of its chunks.
+        waiting: Those of which only the gradients of weights are still to be made.
         layers: Of the transformer layers.
         embedding: Of the embedding, on the first stage; of an encoder-decoder, with the encoder's
             end.
@@ -31,6 +33,7 @@ class Held:
 
     stage: int
     microbatches: dict[int, int]
+    waiting: dict[int, int]
     layers: int
     embedding: int
     head: int
@@ -55,7 +58,11 @@ def stages(config: Config, accounting: str = "paper", frees_outputs: bool = True
 
 
 def stage(
-    config: Config, number: int, accounting: str = "paper", frees_outputs: bool = True
+    config: Config,
+    number: int,
+    accounting: str = "paper",
+    frees_outputs: bool = True,
+    whole: int = 0,
 ) -> Held:
     """What a rank of one stage holds at its peak.
 
@@ -65,64 +72,108 @@ def stage(
         accounting: ``paper`` or ``exact``.
         frees_outputs: Whether a stage frees its output once it is sent, which is the next stage's
             input (Korthikanti et al. 2022, appendix B).
+        whole: Of as many passes in a row as are in flight at once, how many keep all that the run
+            recomputes else (the same, appendix C).
 
     Raises:
-        ConfigError: The layers do not divide over the stages, or the vocabulary is unknown.
+        ConfigError: The vocabulary is unknown, or the schedule cannot run the micro-batches.
 
     >>> from memcalc.config import load
     >>> stage(load("530b"), 0).layers / 2**20 / 840
     139.0
     """
     parallel = config.parallel
-    first, last = number == 0, number == parallel.pp - 1
-    layers = [chunk_bytes(config, names, accounting) for names in chunks(config, number)]
-    embedding = _bytes(embedding_graph(config), accounting) if first else 0
-    heads = 1 + config.model.mtp_layers
-    head = heads * _bytes(head_graph(config), accounting) if last else 0
-    output = 0 if frees_outputs else output_bytes(config)
-    final = parallel.vpp - 1
+    weights = chunk_weights(config, number, accounting, frees_outputs)
+    steps = order(parallel, number, config.microbatches)
+    if whole:
+        everything = replace(config, run=config.run.recomputing("none"))
+        window = in_flight(config, number)
+        steps = kept_whole(steps, whole, window, len(weights))
+        weights += chunk_weights(everything, number, accounting, frees_outputs)
+    held = peak(steps, lambda chunk: sum(weights[chunk][0]), lambda chunk: sum(weights[chunk][1]))
+    parts = [
+        sum(
+            count.whole * weights[chunk][0][part] + count.waiting * weights[chunk][1][part]
+            for chunk, count in held.items()
+        )
+        for part in range(4)
+    ]
+    microbatches: Counter[int] = Counter()
+    waiting: Counter[int] = Counter()
+    for chunk, count in held.items():
+        microbatches[chunk % parallel.chunks_per_rank] += count.whole
+        waiting[chunk % parallel.chunks_per_rank] += count.waiting
+    return Held(number, dict(microbatches), dict(+waiting), *parts)
 
-    # the first chunk of the first stage has the embedding; the last of the last has the head, and
-    # sends no output
-    def ends(chunk: int) -> tuple[int, int, int]:
-        of_head = head if chunk == final else 0
-        sends = not (last and chunk == final)
-        return (embedding if chunk == 0 else 0), of_head, (output if sends else 0)
 
-    steps = order(number, parallel.pp, config.microbatches, parallel.vpp)
-    held = peak(steps, lambda chunk: layers[chunk] + sum(ends(chunk)))
-    parts = [sum(n * ends(chunk)[part] for chunk, n in held.items()) for part in range(3)]
-    return Held(number, held, sum(n * layers[chunk] for chunk, n in held.items()), *parts)
+def in_flight(config: Config, number: int) -> int:
+    """The most passes, of all chunks, that a stage has in flight at once.
 
-
-def layers_per_chunk(config: Config) -> int:
-    """The layers of each chunk of the pipeline.
-
-    Raises:
-        ConfigError: The chunks do not divide the layers.
+    >>> from memcalc.config import load
+    >>> in_flight(load("530b", vpp=1), 0), in_flight(load("530b"), 0)
+    (35, 139)
     """
-    chunks = config.parallel.pp * config.parallel.vpp
-    layers, rest = divmod(layers_of(config.model), chunks)
-    if rest:
-        raise ConfigError(f"{chunks} chunks do not divide layers {config.model.layers}")
-    return layers
+    held = peak(order(config.parallel, number, config.microbatches), lambda chunk: 1)
+    return sum(each.whole for each in held.values())
+
+
+class Weight(NamedTuple):
+    """What one micro-batch holds of a chunk, in bytes: the parts of ``Held``."""
+
+    layers: int
+    embedding: int = 0
+    head: int = 0
+    outputs: int = 0
+
+
+def chunk_weights(
+    config: Config, number: int, accounting: str, frees_outputs: bool = True
+) -> list[tuple[Weight, Weight]]:
+    """What one micro-batch holds of each of a stage's chunks.
+
+    Returns:
+        For each chunk, what is held until its backward, and what from there until the gradients of
+        its weights are made, where a schedule makes them later.
+    """
+    parallel = config.parallel
+    splits = parallel.order in SPLIT_BACKWARD
+    found = []
+    for place, names in zip(places(parallel, number), chunks(config, number), strict=True):
+        first, last = place == 0, place == parallel.chunks - 1
+        heads = (1 + config.model.mtp_layers) if last else 0
+        head = head_graph(config) if last else None
+        output = 0 if frees_outputs or last else output_bytes(config)
+        whole = Weight(
+            chunk_bytes(config, names, accounting),
+            _bytes(embedding_graph(config), accounting) if first else 0,
+            heads * _bytes(head, accounting) if head else 0,
+            output,
+        )
+        late = Weight(
+            sum(layer_waiting(config, kind) for kind in names) if splits else 0,
+            head=heads * activations.waiting(head) if head and splits else 0,
+        )
+        found.append((whole, late))
+    return found
 
 
 def chunks(config: Config, stage: int) -> list[list[str]]:
     """The kinds of the layers of each of a stage's chunks, in order.
 
-    Chunks are dealt out as Megatron-core does: the first to each stage in turn, then the second.
-    The last has the layers that predict further tokens, each with a head of its own.
-
     >>> from memcalc.config import load
     >>> chunks(load("175b"), 0)[0]
     ['dense', 'dense', 'dense', 'dense']
+    >>> uneven = load("22b", pp=4, layout="6,12,12,18")
+    >>> [len(names) for stage in range(4) for names in chunks(uneven, stage)]
+    [6, 12, 12, 18]
     """
-    parallel, n = config.parallel, layers_per_chunk(config)
-    starts = ((chunk * parallel.pp + stage) * n for chunk in range(parallel.vpp))
-    found = [[kind_of(config.model, i) for i in range(start, start + n)] for start in starts]
-    if stage == parallel.pp - 1:
-        found[-1] += [MTP] * config.model.mtp_layers
+    spread = config.parallel.spread(layers_of(config.model), config.model.mtp_layers)
+    found = []
+    for place in places(config.parallel, stage):
+        start = sum(chunk.layers for chunk in spread[:place])
+        numbers = range(start, start + spread[place].layers)
+        kinds_ = [kind_of(config.model, number) for number in numbers]
+        found.append(kinds_ + [MTP] * spread[place].further)
     return found
 
 
@@ -154,12 +205,17 @@ def recomputed_layers(config: Config) -> dict[str, int]:
     run, there = config.run, kinds(config.model)
     if run.recompute_method != "block" or run.recompute_layers is None:
         return there
-    found = dict.fromkeys(there, 0)
+    found = Counter(dict.fromkeys(there, 0))
     for number in range(config.parallel.pp):
-        for names in chunks(config, number):
-            for kind in names[: run.recompute_layers]:
-                found[kind] += 1
-    return found
+        found.update(recomputed_on(config, number))
+    return {kind: times // config.parallel.copies for kind, times in found.items()}
+
+
+def recomputed_on(config: Config, number: int) -> "Counter[str]":
+    """How many layers of each kind one stage recomputes in backward, in all of its chunks."""
+    run = config.run
+    some = run.recompute_layers if run.recompute_method == "block" else None
+    return Counter(kind for names in chunks(config, number) for kind in names[:some])
 
 
 def output_bytes(config: Config) -> int:

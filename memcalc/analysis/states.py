@@ -1,20 +1,66 @@
-"""Weights, gradients and optimizer states: bytes of each parameter, by the recipe of training."""
+"""Weights, gradients and optimizer states: of every stage, by the recipe of training.
 
+Parameters are read off the graphs of a stage's chunks; the recipe says how many bytes each takes,
+and ``Parallel.zero`` over how many ranks they are split.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from math import prod
 from typing import NamedTuple
+
+from memcalc.analysis.parameters import OF_EXPERTS
+from memcalc.analysis.parts import Part
+from memcalc.analysis.schedule import places
+from memcalc.analysis.stages import chunks
+from memcalc.blocks.embedding import embedding_graph
+from memcalc.blocks.head import head_graph
+from memcalc.blocks.layer import MTP, layer_graph
+from memcalc.config import PRECISION_BYTES, Config, Run, fields
+from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS
+
+EMBEDDING, HEAD = "embedding", "head"
+
+PRODUCTS = ("linear", "router")  # operations that multiply with a matrix
+
+# Where a framework keeps its weights, gradients and states.
+STATES = {
+    "megatron": "Megatron-core param_and_grad_buffer.py, optimizer.py, distrib_optimizer.py",
+    "deepspeed": "DeepSpeed runtime/zero/stage_1_and_2.py, stage3.py",
+    "fsdp2": "PyTorch distributed/fsdp/_fully_shard/_fsdp_param.py",
+    "nanotron": "nanotron optim/zero.py, optim/gradient_accumulator.py",
+}
+ADAM = "PyTorch optim/adam.py, Apex FusedAdam: exp_avg and exp_avg_sq"
+SGD = "PyTorch optim/sgd.py: momentum_buffer"
+MUON = "Megatron-core optimizer/muon.py: matrices that are no embedding and no head"
+TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows and by columns"
+REDUCED = "PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce"
+BUCKETS = "DeepSpeed runtime/zero/stage_1_and_2.py, backward: ipg_buffer of reduce_bucket_size"
+DEEPSPEED_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
 
 
 class Recipe(NamedTuple):
-    """Bytes that one parameter takes while training.
+    """Bytes that one parameter takes while training, split over no ranks.
 
     Attributes:
         weight: The weight that the passes use.
-        gradient: Its gradient.
-        optimizer: The optimizer's own: a master copy and moments.
+        gradient: Its gradient, summed over micro-batches.
+        master: The optimizer's own copy of the weight.
+        moment: One of the optimizer's moments.
+        moments: How many of these there are.
     """
 
     weight: int
     gradient: int
-    optimizer: int
+    master: int
+    moment: int
+    moments: int = 2
+
+    @property
+    def optimizer(self) -> int:
+        """The optimizer's own."""
+        return self.master + self.moments * self.moment
 
     @property
     def total(self) -> int:
@@ -28,5 +74,218 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     # 16-bit weights, fp32 gradients; Adam's fp32 master copy and two moments
-    "paper": Recipe(weight=2, gradient=4, optimizer=4 + 4 + 4),
+    "paper": Recipe(weight=2, gradient=4, master=4, moment=4),
 }
+
+
+def recipe(run: Run) -> Recipe:
+    """The recipe of a run: fp32 weights are their own master copy.
+
+    >>> recipe(Run(seq_length=1)) == RECIPES["paper"]
+    True
+    >>> recipe(Run(seq_length=1, precision="fp32")).total
+    16
+    """
+    weight = PRECISION_BYTES[run.precision]
+    master = 0 if weight == 4 else MAIN_PARAMS[run.main_params]
+    moments = 2 if run.optimizer == "adam" else 1
+    return Recipe(weight, MAIN_GRADS[run.main_grads], master, MOMENTS[run.moments], moments)
+
+
+class Kind(NamedTuple):
+    """What decides over the bytes of a parameter.
+
+    Attributes:
+        expert: Whether it is an expert's, and so on ranks of its own.
+        product: Of a layer's matrix, the operation that multiplies with it: ``linear`` or
+            ``router``; nothing of other parameters.
+        trained: Whether it is trained.
+    """
+
+    expert: bool
+    product: str
+    trained: bool
+
+
+def parameters(config: Config, stage: int) -> "Counter[Kind]":
+    """The parameters that a rank of a stage holds, were nothing split over data-parallel ranks.
+
+    The head's weight, where it is the embedding's, is a copy on a stage without the embedding; so
+    is the table that layers which predict further tokens embed with.
+
+    >>> from memcalc.config import load
+    >>> h, v, s, t = 6144, 51200, 2048, 8
+    >>> layers = 48 * ((12 * h**2 + 7 * h) // t + 6 * h)
+    >>> parameters(load("22b"), 0).total() == layers + v * h // t + s * h + 2 * h
+    True
+    """
+    found: Counter[Kind] = Counter()
+    for name, number in _graphs(config, stage).items():
+        for kind, size in _of_graph(config, name):
+            found[kind] += number * size
+    for part in copies(config, stage):
+        found[Kind(False, "", part not in config.run.frozen)] += _table(config)
+    return found
+
+
+def copies(config: Config, stage: int) -> Iterator[str]:
+    """The ends for which a stage without the embedding has a copy of its table."""
+    graphs = _graphs(config, stage)
+    if EMBEDDING in graphs:
+        return
+    if HEAD in graphs and config.model.tied_embeddings and config.model.classes is None:
+        yield HEAD
+    if MTP in graphs:
+        yield EMBEDDING
+
+
+def states(config: Config, stage: int) -> list[Part]:
+    """What a rank of a stage holds from step to step: weights, gradients, optimizer states.
+
+    Raises:
+        ConfigError: The ranks of a stage do not divide over the experts', or over the shards.
+
+    >>> from memcalc.config import load
+    >>> config = load("22b", dp=4, zero=1, global_batch_size=16)
+    >>> n = parameters(config, 0).total()
+    >>> {part.name: part.bytes / n for part in states(config, 0)}
+    {'weights': 2.0, 'gradients': 4.0, 'master weights': 1.0, "Adam's moments": 2.0}
+    """
+    run, each, sharder = config.run, recipe(config.run), config.parallel.sharder
+    held = parameters(config, stage)
+    trained = [kind for kind in held if kind.trained]
+    own = each.master or each.weight
+    fp8 = {kind: 1 if run.fp8_params else 2 for kind in held if kind.product == "linear"}
+    found: list[Part] = []
+
+    def add(name: str, group: str, zero: int, sizes: dict[Kind, int], source: str = "") -> None:
+        """A part of experts and one of all else, split from a level of ZeRO on."""
+        for expert in (False, True):
+            shards = _shards(config, expert) if config.parallel.zero >= zero else 1
+            mine = [kind for kind in sizes if kind.expert == expert]
+            size = sum(sizes[kind] * -(-held[kind] // shards) for kind in mine)
+            if size:
+                label = f"{name} of experts" if expert else name
+                found.append(Part(label, size, group, "exact", source or STATES[sharder]))
+
+    if sharder == "fsdp2":
+        add("weights", "weights", 2, dict.fromkeys(held, own))
+    else:
+        narrow = 1 if run.fp8_params else each.weight
+        weights = {kind: narrow if kind in fp8 else each.weight for kind in held}
+        add("weights", "weights", 3, weights)
+    if run.precision == "fp8":
+        size = sum(bytes_ * held[kind] for kind, bytes_ in fp8.items())
+        name = "fp8 copies of linears' weights"
+        found.append(Part(name, size, "weights", "framework-dependent", TE_COPIES))
+    add("gradients", "gradients", 2, dict.fromkeys(trained, each.gradient))
+    if sharder != "fsdp2":
+        add("master weights", "optimizer", 1, dict.fromkeys(trained, each.master))
+    if run.optimizer == "muon":
+        matrices = [kind for kind in trained if kind.product]
+        add("Muon's momentum", "optimizer", 1, dict.fromkeys(matrices, each.moment), MUON)
+        trained = [kind for kind in trained if not kind.product]
+    if run.optimizer == "sgd":
+        add("momentum", "optimizer", 1, dict.fromkeys(trained, each.moment), SGD)
+    else:
+        add("Adam's moments", "optimizer", 1, dict.fromkeys(trained, 2 * each.moment), ADAM)
+    return found
+
+
+def buckets(config: Config, stage: int, phase: str) -> list[Part]:
+    """What a rank holds besides to gather weights and to reduce gradients.
+
+    Megatron-LM gathers and reduces within its buffers of weights and gradients, and needs none.
+
+    Args:
+        config: The model, its parallelism and its run.
+        stage: The stage, counted from 0.
+        phase: ``forward``, ``backward`` or ``step``, the optimizer's.
+
+    >>> from memcalc.config import load
+    >>> sharded = load("llama-3-8b", dp=8, sharder="fsdp2")
+    >>> [part.name for part in buckets(sharded, 0, "forward")]
+    ['gathered weights of a layer, and of the next']
+    """
+    run, parallel, each = config.run, config.parallel, recipe(config.run)
+    found = []
+
+    def add(name: str, size: int, certainty: str, source: str) -> None:
+        found.append(Part(name, size, "buffers", certainty, source))
+
+    if phase == "step":
+        if each.master == 4 and each.gradient < 4 and parallel.sharder != "fsdp2":
+            trained = [(kind, n) for kind, n in parameters(config, stage).items() if kind.trained]
+            size = sum(
+                4 * -(-n // (_shards(config, kind.expert) if parallel.zero else 1))
+                for kind, n in trained
+            )
+            name = "fp32 gradients for the master weights"
+            add(name, size, "framework-dependent", STATES[parallel.sharder])
+        return found
+    if parallel.sharder == "fsdp2" and parallel.zero == 2:
+        size = each.weight * parameters(config, stage).total()
+        add("gathered weights", size, "framework-dependent", STATES["fsdp2"])
+    elif parallel.zero == 3:
+        units = _units(config, stage)
+        pairs = zip(units, [*units[1:], 0], strict=True)
+        certainty = "framework-dependent" if parallel.sharder == "fsdp2" else "estimated"
+        name = "gathered weights of a layer, and of the next"
+        add(name, each.weight * max(map(sum, pairs)), certainty, STATES[parallel.sharder])
+    if phase == "backward" and parallel.sharder == "fsdp2":
+        size = (each.weight + each.gradient) * max(_units(config, stage))
+        add("gradients of a layer, whole, and to be reduced", size, "framework-dependent", REDUCED)
+    elif phase == "backward" and parallel.sharder == "deepspeed" and parallel.zero:
+        number = 2 if parallel.zero == 3 else 1  # where communication overlaps by default
+        size = number * each.weight * (run.bucket or DEEPSPEED_BUCKET)
+        add("buckets of gradients to be reduced", size, "framework-dependent", BUCKETS)
+    return found
+
+
+def _shards(config: Config, expert: bool) -> int:
+    """Over how many ranks states are split."""
+    parallel = config.parallel
+    ranks = parallel.expert_replicas if expert else parallel.replicas
+    if parallel.replicas == 1:
+        return ranks
+    copies_ = "copies of the shards", parallel.shard_copies
+    fields.divides(copies_, ("ranks that hold the same experts", ranks))
+    return ranks // parallel.shard_copies
+
+
+def _graphs(config: Config, stage: int) -> "Counter[str]":
+    """The graphs of a stage, by kinds of layers and ends, with how many there are of each."""
+    at = places(config.parallel, stage)
+    found = Counter(kind for names in chunks(config, stage) for kind in names)
+    found[EMBEDDING] = int(0 in at)
+    found[HEAD] = int(config.parallel.chunks - 1 in at)
+    return +found
+
+
+def _units(config: Config, stage: int) -> list[int]:
+    """Parameters of what is gathered together: the embedding, each layer, the head."""
+    layers = [kind for names in chunks(config, stage) for kind in names]
+    there = _graphs(config, stage)
+    names = [EMBEDDING] * there[EMBEDDING] + layers + [HEAD] * there[HEAD]
+    return [sum(size for _, size in _of_graph(config, name)) for name in names] or [0]
+
+
+@lru_cache(1024)
+def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
+    """The parameters of one graph that a rank holds, by their kinds."""
+    ends = {EMBEDDING: embedding_graph, HEAD: head_graph}
+    graph = ends[name](config) if name in ends else layer_graph(config, kind=name)
+    found: Counter[Kind] = Counter()
+    for op in graph.ops:
+        trained = not {region.name for region in op.regions} & set(config.run.frozen)
+        for weight in (each for each in op.weights if not each.shared):
+            matrix = name not in ends and weight.name.endswith(".weight") and op.kind in PRODUCTS
+            kind = Kind(op.name in OF_EXPERTS, op.kind if matrix else "", trained)
+            found[kind] += prod(axis.local for axis in weight.axes)
+    return tuple(found.items())
+
+
+def _table(config: Config) -> int:
+    """The elements of the embedding's table on a rank."""
+    word = next(op for op in embedding_graph(config).ops if op.kind == "embedding")
+    return prod(axis.local for axis in word.weights[0].axes)

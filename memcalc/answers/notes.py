@@ -14,12 +14,27 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
         lines.append(f"accounting: {accounting} ({ACCOUNTINGS[accounting]})")
     if config.assumed:
         lines.append(f"assumed: {', '.join(config.assumed)}")
+    lines += _of_spread(config)
     lines += method_note(config)
     lines += _of_experts(config, accounting)
     lines += _of_windows(config)
     lines += _of_further_tokens(config)
     lines += _of_stacks(config, accounting)
     return (*lines, *(f"warning: {warning}" for warning in config.warnings))
+
+
+def _of_spread(config: Config) -> list[str]:
+    """What is assumed of layers that do not divide over the pipeline."""
+    parallel = config.parallel
+    said = (parallel.layout, parallel.first_stage_layers, parallel.last_stage_layers)
+    rest = config.model.layers + parallel.embedding_as_layer + parallel.loss_as_layer
+    rest %= parallel.chunks
+    if not rest or said != (None, None, None):
+        return []
+    return [
+        f"assumed: {config.model.layers} layers over {parallel.chunks} chunks, of which the first "
+        f"{rest} have one more"
+    ]
 
 
 def _of_experts(config: Config, accounting: str | None) -> list[str]:
@@ -129,5 +144,6 @@ def flash_note(config: Config) -> tuple[str, ...]:
 
 def batch_note(config: Config) -> str:
     """The global batch of an iteration, and whether anybody said it."""
-    said = "" if config.run.global_batch_size else " (assumed: as many micro-batches as chunks)"
+    assumed = " (assumed: as many micro-batches as fill the pipeline)"
+    said = "" if config.run.global_batch_size else assumed
     return f"a global batch of {config.sequences}{said}"

@@ -1,10 +1,16 @@
 """``recompute``: what each policy keeps of one layer, and what it costs."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from memcalc import symbols
 from memcalc.analysis import activations
+from memcalc.analysis import fill as filling
 from memcalc.analysis import flops as count
+from memcalc.analysis.activations import NOTHING
+from memcalc.analysis.device import device
+from memcalc.analysis.stages import chunks
+from memcalc.answers.memory import Room, room_of
 from memcalc.answers.notes import flash_note, notes, setting
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
@@ -13,7 +19,9 @@ from memcalc.graph.graph import Graph
 from memcalc.report import Column, Report
 
 
-def recompute(config: Config, accounting: str = "paper") -> Report:
+def recompute(
+    config: Config, accounting: str = "paper", budget: str | None = None, fill: bool = False
+) -> Report:
     """Each policy for one layer: bytes kept and saved on one rank, FLOPs over all ranks.
 
     A row is added for the run's own set of regions where it is not among the policies, and one for
@@ -24,9 +32,12 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
     Args:
         config: The model, its parallelism and its run.
         accounting: ``paper`` or ``exact``.
+        budget: The memory to fill, a size or a GPU; by default the run's GPU.
+        fill: Whether a row is added for each pipeline stage, with as many of its micro-batches
+            kept whole as its free memory holds.
 
     Raises:
-        UsageError: There is no such accounting.
+        UsageError: There is no such accounting; or nothing to fill, or no memory to fill it into.
 
     >>> from memcalc.config import load
     >>> report = recompute(load("175b"))
@@ -35,6 +46,14 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
     True
     """
     rows = [row for kind in kinds(config.model) for row in _rows(config, kind, accounting)]
+    lines: list[str] = []
+    if fill:
+        room = room_of(config, budget)
+        lines.append(
+            f"of stages: a layer's mean over their micro-batches, where as many are kept whole as "
+            f"{room.name} holds (Korthikanti et al. 2022, appendix C)"
+        )
+        rows += _filled(config, accounting, room)
     return Report(
         "recompute",
         f"Recomputation in one layer of {setting(config)}",
@@ -54,8 +73,26 @@ def recompute(config: Config, accounting: str = "paper") -> Report:
             "bytes are one rank's; FLOPs are one micro-batch's over all ranks",
             "early stop: torch.utils.checkpoint's default, which leaves out what it needs no more",
             *_flash_backward_note(config),
+            *lines,
         ),
     )
+
+
+def _filled(config: Config, accounting: str, room: Room) -> Iterator[tuple[Any, ...]]:
+    """A row for each stage and kind of its layers: the means over its micro-batches."""
+    config = config.padded
+    for memory in device(config):
+        kept = filling.fill(config, memory.stage, room.bytes - memory.peak.bytes)
+        policy = f"stage {memory.stage}: {kept.whole} of {kept.window} whole"
+        for kind in dict.fromkeys(kind for c in chunks(config, memory.stage) for kind in c):
+            graph = layer_graph(config, kind=kind)
+            whole, some = (
+                activations.total(activations.counted(activations.kept(graph, each), accounting))
+                for each in (NOTHING, config.run.policy)
+            )
+            saved = (whole - some) * (kept.window - kept.whole) // kept.window
+            extra = round(count.recomputed(graph, config.run.policy) * (1 - kept.share))
+            yield _row(kind, policy, whole - saved, saved, extra)
 
 
 def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:

@@ -51,7 +51,7 @@ def rnn(
 
 
 def _on_chip(config: Recurrent, options: OnChip) -> Report:
-    found = [gpu(name) for name in options.gpus] or gpus()
+    found = [gpu(name) for name in options.gpus] or [each for each in gpus() if each.sms]
     rows = [_fit_row(config, options, each, way) for each in found for way in storages(options)]
     return Report(
         "rnn",

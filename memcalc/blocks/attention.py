@@ -122,7 +122,7 @@ def repeated(g: Graph, prefix: str, k: Tensor, v: Tensor, heads: Axis) -> tuple[
 def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), in one kernel."""
     if m.parallel.cp_kind == "all_to_all":
-        ops.exchange_heads(g, f"{prefix}heads_enter", (q, k, v))
+        q, k, v = ops.exchange_heads(g, f"{prefix}heads_enter", (q, k, v))
     else:
         ops.share_context(g, f"{prefix}share_context", k, v, m.parallel.cp_kind)
     if m.model.repeated_kv and m.kernels.own_heads and m.grouped:
@@ -144,8 +144,10 @@ def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) 
         prefix,
         bias,
     )
+    if m.kernels.batch_first and not m.single:
+        out = ops.tokens_first(g, f"{prefix}context_order", out)
     if m.parallel.cp_kind == "all_to_all":
-        ops.exchange_heads(g, f"{prefix}heads_leave", (out,))
+        (out,) = ops.exchange_heads(g, f"{prefix}heads_leave", (out,))
     return out
 
 

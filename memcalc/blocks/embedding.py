@@ -1,6 +1,7 @@
 """The embedding: tokens (s, b), or patches of an image, -> (s, b, h)."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from memcalc import symbols
 from memcalc.blocks.norm import norm
@@ -73,7 +74,16 @@ def embedding_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> 
 
     The arguments, and what is raised, are those of ``memcalc.blocks.layer.layer_graph``.
     """
-    sizes = symbols.values(config) if sizes is None else sizes
+    return _own_graph(config) if sizes is None else _graph(config, sizes)
+
+
+@lru_cache(64)
+def _own_graph(config: Config) -> Graph:
+    """The graph over the config's own sizes, made once: nobody changes it."""
+    return _graph(config, symbols.values(config))
+
+
+def _graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
     g = graph(config, sizes)
     m = Spec.of(config, sizes)
     embedding(g, m)

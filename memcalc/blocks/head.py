@@ -1,6 +1,7 @@
 """The head: (s, b, h) -> a loss."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from memcalc import symbols
 from memcalc.blocks.norm import norm
@@ -25,25 +26,23 @@ def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
         if m.model.classes is not None:
             classes = Axis.whole("classes", m.model.classes)
             return ops.cross_entropy(g, "loss", ops.class_logits(g, "output", x, classes))
+        if m.model.pooled:
+            first = ops.pooler(g, "pooler", x)
+            ops.class_logits(g, "next_sentence", first, Axis.whole("2", 2))
         if m.model.head_transform:
             (x,) = ops.linear(
                 g, "transform", x, {"transform_output": (m.h,)}, ops.REPLICATED, bias=True
             )
             x = norm(g, "transform_norm", ops.gelu(g, "transform_gelu", x), m)
         x = ops.enter_tensor_parallel(g, "head_enter", x, m.kernels.keeps_gathered)
+        tied, bias = m.model.tied_embeddings, m.model.head_bias
+        if m.kernels.cross_entropy == "chunked" and m.model.final_softcap is None:
+            return ops.linear_cross_entropy(g, "output", x, m.vocabulary(), bias, tied)
         outputs = {"logits": (m.vocabulary(),)}
-        (logits,) = ops.linear(
-            g,
-            "output",
-            x,
-            outputs,
-            ops.COLUMN,
-            bias=m.model.head_bias,
-            shared=m.model.tied_embeddings,
-        )
+        (logits,) = ops.linear(g, "output", x, outputs, ops.COLUMN, bias=bias, shared=tied)
         if m.model.final_softcap is not None:
             logits = ops.tanh(g, "logit_cap", logits)
-        return ops.cross_entropy(g, "loss", logits)
+        return ops.cross_entropy(g, "loss", logits, m.kernels.cross_entropy)
 
 
 def head_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph:
@@ -51,7 +50,16 @@ def head_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph
 
     The arguments, and what is raised, are those of ``memcalc.blocks.layer.layer_graph``.
     """
-    sizes = symbols.values(config) if sizes is None else sizes
+    return _own_graph(config) if sizes is None else _graph(config, sizes)
+
+
+@lru_cache(64)
+def _own_graph(config: Config) -> Graph:
+    """The graph over the config's own sizes, made once: nobody changes it."""
+    return _graph(config, symbols.values(config))
+
+
+def _graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
     g = graph(config, sizes)
     m = Spec.of(config, sizes)
     head(g, m.hidden_state(g, "head_input"), m)

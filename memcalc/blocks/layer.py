@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 
 from memcalc import symbols
 from memcalc.blocks.attention import attention, cross_attention
@@ -185,7 +186,16 @@ def layer_graph(
         kind = usual_kind(config.model)
     elif kind not in (there := kinds(config.model)):
         raise ConfigError(f"{config.model.name} has no {kind} layer; it has {', '.join(there)}")
-    sizes = symbols.values(config) if sizes is None else sizes
+    return _own_graph(config, kind) if sizes is None else _graph(config, sizes, kind)
+
+
+@lru_cache(64)
+def _own_graph(config: Config, kind: str) -> Graph:
+    """The graph over the config's own sizes, made once: nobody changes it."""
+    return _graph(config, symbols.values(config), kind)
+
+
+def _graph(config: Config, sizes: Mapping[str, Size], kind: str) -> Graph:
     g = graph(config, sizes)
     m = Spec.of(config, sizes)
     layer(g, m.hidden_state(g, "layer_input"), m, kind)

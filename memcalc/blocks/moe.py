@@ -39,13 +39,17 @@ def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
     kernels, bias = m.kernels, model.mlp_bias
     batched = kernels.expert_products == "batched"
     sorts = kernels.sorts_routes and not batched
-    tokens = ops.dispatch(g, "dispatch", x, m.routed, experts, sorts, bias)
+    chosen, chunks = m.others["r"], kernels.sorts_chunks
+    tokens = ops.dispatch(g, "dispatch", x, m.routed, chosen, experts, chunks, sorts, bias)
     packed = width.times(2) if model.gated else width
     y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, bias, batched)
     with g.region("expert_act"):
         y = activated(g, "experts", y, g.mesh.expert_tensor(width), m)
+        if kernels.weighs_activations and not (model.gated and kernels.fused_gate):
+            y = ops.weigh(g, "experts_weigh", y, weights)
     y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, bias, batched)
-    return ops.combine(g, "combine", y, weights, x.axes, kernels.weighs_outputs)
+    keeps = kernels.weighs_outputs
+    return ops.combine(g, "combine", y, weights, x, chosen, experts, chunks, keeps)
 
 
 def shared(g: Graph, x: Tensor, m: Spec) -> Tensor:

@@ -52,7 +52,9 @@ def dense_tflops(name: str, assumed: str) -> Fraction:
 
 def peak_percent(name: str, tflops: str) -> Fraction:
     """So many TFLOP/s, in percent of a GPU's plain fp32 peak."""
-    return 100 * Fraction(tflops) * TERA / gpu(name).fp32_flops
+    peak = gpu(name).fp32_flops
+    assert peak is not None
+    return 100 * Fraction(tflops) * TERA / peak
 
 
 def batch_ratio(batches: str) -> Fraction:

@@ -14,9 +14,18 @@ import sympy
 
 from memcalc import li2021, paper, symbols
 from memcalc.analysis import activations, communication, flops
+from memcalc.analysis.device import device
+from memcalc.analysis.fill import fill
 from memcalc.analysis.layers import layer_bytes, layer_entries
 from memcalc.analysis.parameters import parameters
-from memcalc.analysis.schedule import holdings, interleaved, one_f_one_b, peak
+from memcalc.analysis.schedule import (
+    InFlight,
+    holdings,
+    interleaved,
+    kept_whole,
+    one_f_one_b,
+    peak,
+)
 from memcalc.analysis.stages import stage
 from memcalc.analysis.states import RECIPES
 from memcalc.answers.layer import TECHNIQUES
@@ -137,7 +146,9 @@ def interleave() -> Derived:
     held = []
     for p, m in PIPELINES:
         if m > 1:
-            chunks = sum(peak(interleaved(0, p, 8 * p, m), lambda chunk: 1).values())
+            chunks = sum(
+                n.whole for n in peak(interleaved(0, p, 8 * p, m), lambda chunk: 1).values()
+            )
             held.append((Fraction(chunks, p * m), paper.exact({"p": p, "m": m})))
     return _walked(held, "1 + (p - 1)/(m*p)")
 
@@ -171,7 +182,7 @@ def _most_embedding(config: Config) -> Fraction:
     """The most of the embedding's bytes at any time, which is not when all is at its peak."""
     p, m = config.parallel.pp, config.parallel.vpp
     order = interleaved(0, p, config.microbatches, m)
-    most = max(held.get(0, 0) for held in holdings(order))
+    most = max(held[0].whole for held in holdings(order))
     first = stage(config, 0)
     return most * Fraction(first.embedding, first.microbatches[0])
 
@@ -194,7 +205,7 @@ def outstanding() -> Derived:
     """Micro-batches in flight at each stage of 1F1B."""
     held = [
         (
-            peak(one_f_one_b(number, p, 3 * p), lambda chunk: 1)[0],
+            peak(one_f_one_b(number, p, 3 * p), lambda chunk: 1)[0].whole,
             paper.exact({"p": p, "S": number}),
         )
         for p, _ in PIPELINES
@@ -356,6 +367,28 @@ def flops_overhead(model: str, policy: str) -> Fraction:
     return Fraction(100 * done.recomputed, done.model)
 
 
+def filled(model: str) -> Fraction:
+    """Appendix C: model FLOPs utilisation by FLOPs alone, with the free memory filled, in percent.
+
+    Where every stage keeps as many passes whole as its GPU has room for, table 5's time shrinks as
+    the FLOPs do.
+    """
+    config = load(model, sp=True, recompute="selective")
+    room = gpu(str(config.run.gpu)).memory_bytes
+    saved = sum(fill(config, at.stage, room - at.peak.bytes).saved for at in device(config))
+    hardware = flops.iteration(config).hardware
+    return mfu(model) * Fraction(hardware, hardware - saved)
+
+
+def figure10(name: str) -> int:
+    """Figure 10: on the first of 4 stages, 9 micro-batches, 1 of every 4 whole."""
+    steps = list(one_f_one_b(0, 4, 9))
+    window = peak(steps, lambda chunk: 1)[0].whole
+    if name == "window":
+        return window
+    return max(held.get(1, InFlight()).whole for held in holdings(kept_whole(steps, 1, window, 1)))
+
+
 def flops_gain(model: str) -> Fraction:
     """What FLOPs alone say of the throughput, selective over full recomputation, in percent."""
     full_, selective = (flops.iteration(load(model, recompute=p)) for p in ("full", "selective"))
@@ -444,7 +477,9 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
     "full_sharded": lambda: full("full_sharded"),
     "hfu": hfu,
     "hfu_printed": hfu_printed,
+    "figure10": figure10,
     "figure8": figure8,
+    "filled": filled,
     "interleave": interleave,
     "item": item,
     "layers_per_device": layers_per_device,

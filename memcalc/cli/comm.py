@@ -6,12 +6,22 @@ from typing import Any
 import click
 
 import memcalc
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
+from memcalc.cli.options import (
+    CHOICES,
+    KERNELS,
+    PIPELINE,
+    RUN,
+    SHOW,
+    configure,
+    model,
+    options,
+    show,
+)
 
 
 @click.command()
 @model
-@options(*RUN, "global_batch_size", "pp", "vpp", "dp", *CHOICES, *KERNELS, *SHOW)
+@options(*RUN, "global_batch_size", *PIPELINE, "dp", *CHOICES, *KERNELS, *SHOW)
 def comm(model: str, format_: str | None, output: Path | None, **settings: Any) -> None:
     """Collectives of a layer and of an iteration, with the bytes that one rank sends.
 

@@ -10,9 +10,11 @@ import click
 from memcalc import files
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
-from memcalc.config.implementation import ATTENTIONS, EXPERT_PRODUCTS
-from memcalc.config.parallel import CONTEXT_KINDS
+from memcalc.config.implementation import ATTENTIONS, CROSS_ENTROPIES, EXPERT_PRODUCTS
+from memcalc.config.parallel import CONTEXT_KINDS, SHARDERS
+from memcalc.config.pipeline import SCHEDULES
 from memcalc.config.recompute import METHODS
+from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS, OPTIMIZERS
 from memcalc.errors import nearest
 from memcalc.figures import SUFFIXES as FIGURES
 from memcalc.render import SUFFIXES
@@ -41,7 +43,90 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     ),
     "pp": click.option("--pp", type=click.IntRange(1, 2**20), help="Pipeline-parallel size."),
     "vpp": click.option("--vpp", type=click.IntRange(1, 2**20), help="Virtual pipeline stages."),
+    "schedule": click.option(
+        "--schedule",
+        type=click.Choice(list(SCHEDULES)),
+        help="The pipeline's schedule.  [default: 1f1b, interleaved with --vpp]",
+    ),
+    "microbatch_group_size": click.option(
+        "--microbatch-group-size",
+        type=click.IntRange(1, 2**31),
+        metavar="N",
+        help="Micro-batches that run through a chunk in turn, interleaved.  [default: as --pp]",
+    ),
+    "layout": click.option(
+        "--layout",
+        metavar="CHUNKS",
+        help="Layers of each pipeline chunk, as 1,2,2,3, or Megatron's letters, as Et|(tt|)*2tL.",
+    ),
+    "first_stage_layers": click.option(
+        "--first-stage-layers", type=click.IntRange(1, 100_000), help="Layers of the first stage."
+    ),
+    "last_stage_layers": click.option(
+        "--last-stage-layers", type=click.IntRange(1, 100_000), help="Layers of the last stage."
+    ),
+    "embedding_as_layer": click.option(
+        "--embedding-as-layer",
+        is_flag=True,
+        default=None,
+        help="Count the embedding as a layer where layers are spread over stages.",
+    ),
+    "loss_as_layer": click.option(
+        "--loss-as-layer", is_flag=True, default=None, help="Count the loss as a layer there."
+    ),
     "dp": click.option("--dp", type=click.IntRange(1, 2**20), help="Data-parallel size."),
+    "zero": click.option(
+        "--zero",
+        type=click.IntRange(0, 3),
+        metavar="0-3",
+        help="What data-parallel ranks split: optimizer states (1), gradients too (2), weights "
+        "too (3).  [default: 0]",
+    ),
+    "sharder": click.option(
+        "--sharder", type=click.Choice(list(SHARDERS)), help="Who splits.  [default: megatron]"
+    ),
+    "shard_copies": click.option(
+        "--shard-copies",
+        type=click.IntRange(1, 2**20),
+        metavar="N",
+        help="Copies of what is split: hybrid sharding.  [default: 1]",
+    ),
+    "distributed_optimizer": click.option(
+        "--distributed-optimizer",
+        is_flag=True,
+        default=None,
+        help="Megatron's word for --zero 1.",
+    ),
+    "optimizer": click.option(
+        "--optimizer", type=click.Choice(list(OPTIMIZERS)), help="[default: adam]"
+    ),
+    "main_grads": click.option(
+        "--main-grads",
+        type=click.Choice(list(MAIN_GRADS)),
+        help="Type in which gradients are summed.  [default: fp32]",
+    ),
+    "main_params": click.option(
+        "--main-params",
+        type=click.Choice(list(MAIN_PARAMS)),
+        help="Type of the optimizer's own copy of narrow weights.  [default: fp32]",
+    ),
+    "moments": click.option(
+        "--moments", type=click.Choice(list(MOMENTS)), help="Type of moments.  [default: fp32]"
+    ),
+    "fp8_params": click.option(
+        "--fp8-params", is_flag=True, default=None, help="Weights are fp8, not only products."
+    ),
+    "frozen": click.option(
+        "--frozen",
+        metavar="PARTS",
+        help="Parts that are not trained: embedding, head or regions of --recompute, with commas.",
+    ),
+    "bucket": click.option(
+        "--bucket",
+        type=click.IntRange(1, 2**40),
+        metavar="N",
+        help="Elements of DeepSpeed's bucket of gradients.  [default: 500,000,000]",
+    ),
     "cp": click.option("--cp", type=click.IntRange(1, 2**20), help="Context-parallel size."),
     "cp_kind": click.option(
         "--cp-kind", type=click.Choice(list(CONTEXT_KINDS)), help="How attention sees all tokens."
@@ -88,6 +173,11 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         type=click.Choice(EXPERT_PRODUCTS),
         help="A product an expert, or one a routed token.  [default: grouped]",
     ),
+    "cross_entropy": click.option(
+        "--cross-entropy",
+        type=click.Choice(list(CROSS_ENTROPIES)),
+        help="How the loss is made.  [default: unfused]",
+    ),
     "dropout": click.option(
         "--dropout", type=float, metavar="P", help="Probability of every dropout."
     ),
@@ -117,6 +207,14 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
 
 model = click.argument("model")
 RUN = ("run", "seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
+PIPELINE = (
+    *("pp", "vpp", "schedule", "microbatch_group_size", "layout", "first_stage_layers"),
+    *("last_stage_layers", "embedding_as_layer", "loss_as_layer"),
+)
+STATES = (
+    *("dp", "zero", "sharder", "shard_copies", "distributed_optimizer", "optimizer"),
+    *("main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
+)
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
 SHOW = ("format", "output")

@@ -7,13 +7,24 @@ from typing import Any
 import click
 
 from memcalc import figures, files
-from memcalc.cli.options import CHOICES, KERNELS, RUN, configure, options
+from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, configure, options
+from memcalc.config import Config
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(list(figures.KINDS | figures.PAPER)))
+@click.argument("kind", type=click.Choice(list(figures.ALL)))
 @click.argument("model", required=False)
-@options(*RUN, "global_batch_size", "pp", "vpp", *CHOICES, *KERNELS, "accounting")
+@options(
+    *RUN,
+    "global_batch_size",
+    *PIPELINE,
+    *STATES,
+    *CHOICES,
+    *KERNELS,
+    "cross_entropy",
+    "accounting",
+    "gpu",
+)
 @click.option(
     "-o",
     "--output",
@@ -27,8 +38,10 @@ def plot(kind: str, model: str | None, accounting: str, output: Path, **settings
     \b
     KIND is one of
       techniques  one layer's memory under each technique, by its parts
-      stages      the activations of every pipeline stage at its peak
+      memory      a GPU's memory at every pipeline stage, and what there is room for
+      stages      the activations of every pipeline stage at its peak, and over time
       onchip      the largest recurrent layers that GPUs hold, and the published ones
+      backtest    predicted against measured peaks; MODEL is the file of `memcalc backtest`
       paper-1     figures of Korthikanti et al. 2022, ours beside theirs
       paper-7     (these, and onchip, have models of their own)
       paper-8
@@ -38,6 +51,8 @@ def plot(kind: str, model: str | None, accounting: str, output: Path, **settings
       memcalc plot techniques 175b -o 175b.png
       memcalc plot techniques llama-3-70b --tp 8 -s 8192 -o llama.pdf
       memcalc plot stages 530b --vpp 1 --recompute full -o stages.svg
+      memcalc plot memory 175b --sp --recompute selective -o memory.png
+      memcalc plot backtest runs.jsonl -o runs.png
       memcalc plot paper-7 -o figure7.png
     """
     figures.check(output.suffix)
@@ -45,11 +60,14 @@ def plot(kind: str, model: str | None, accounting: str, output: Path, **settings
         for name in CHOICES:
             if settings[name] is not None:
                 raise click.UsageError(f"--{name} has no place here: it is among the figure's bars")
-    if model is None and (given := [name for name, value in settings.items() if value is not None]):
+    given = [name for name, value in settings.items() if value is not None]
+    if given and (model is None or kind in figures.RUNS):
         raise click.UsageError(
             f"{kind} has models of its own: {', '.join(given)} has no place here"
         )
     os.environ["MPLBACKEND"] = "agg"  # a file needs no window, whatever the user's sessions need
-    config = None if model is None else configure(model, settings)
-    figure = figures.plot(kind, config, accounting)
+    subject: Config | Path | None = None
+    if model is not None:
+        subject = Path(model) if kind in figures.RUNS else configure(model, settings)
+    figure = figures.plot(kind, subject, accounting)
     files.write(output, figures.encode(figure, output.suffix))

@@ -41,7 +41,8 @@ def load(
             ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
             ``implementation``, ``attention``, ``expert_products``, ``dropout``,
             ``gpu``, ``tp``, ``sp``, ``pp``,
-            ``vpp``, ``dp``, ``cp``, ``cp_kind``, ``ep``, ``etp``, ``imbalance``.
+            ``vpp``, ``dp``, ``cp``, ``cp_kind``, ``ep``, ``etp``, ``imbalance``, and the other
+            fields of ``Parallel`` and ``Run``.
 
     Raises:
         ConfigError: The target is unknown, or a setting cannot be.

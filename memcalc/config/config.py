@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.config import fields
+from memcalc.config.environment import Environment, environment
+from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
@@ -53,14 +55,16 @@ class Config:
             )
         fields.divides(tensor, ("ffn_size", model.ffn_size))
         self._experts_divide()
-        chunks = self.parallel.pp * self.parallel.vpp
+        chunks = self.parallel.chunks
         if chunks > 1 and model.encoder_layers is not None:
             raise ConfigError(
                 f"{model.name} is an encoder-decoder, whose pipeline stages are not modelled: "
                 f"pipeline parallel must be 1, not {self.parallel.pp}"
             )
-        if chunks > model.layers:
+        counted = self.parallel.embedding_as_layer + self.parallel.loss_as_layer
+        if self.parallel.layout is None and chunks > model.layers + counted:
             raise ConfigError(f"{chunks} pipeline chunks are more than layers {model.layers}")
+        self.parallel.spread(model.layers + (model.encoder_layers or 0), model.mtp_layers)
         if self.run.global_batch_size is not None:
             at_once = self.run.micro_batch_size * self.parallel.dp
             fields.divides(
@@ -97,6 +101,10 @@ class Config:
         kernels = self.run.implementation
         if self.parallel.sp and self.parallel.tp == 1:
             lines.append("sequence parallelism has no effect with tensor parallel 1")
+        if self.parallel.schedule is not None and self.parallel.pp == 1:
+            lines.append(
+                f"schedule {self.parallel.schedule} has no effect with pipeline parallel 1"
+            )
         if self.run.recompute_layers == 0:
             lines.append("full recomputation of 0 layers recomputes nothing")
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
@@ -119,6 +127,10 @@ class Config:
         if kernels.name.startswith("transformers-") and self.parallel.tp > 1:
             lines.append(
                 "Hugging Face's layers split over ranks were never measured: counted as torch's"
+            )
+        if self.run.frozen:
+            lines.append(
+                "frozen parts: activations are counted as if all were trained, more than is kept"
             )
         lines += self._stacks_warnings()
         lines += self._nothing_recomputed()
@@ -177,15 +189,32 @@ class Config:
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches that a pipeline runs in an iteration; unknown, as many as it has chunks."""
+        """Micro-batches of an iteration; unknown, as many as fill the pipeline."""
         if self.run.global_batch_size is None:
-            return self.parallel.pp * self.parallel.vpp
+            return self.parallel.filling
         return self.run.global_batch_size // (self.run.micro_batch_size * self.parallel.dp)
 
     @property
     def sequences(self) -> int:
         """Sequences of an iteration, over all ranks: the global batch size."""
         return self.microbatches * self.run.micro_batch_size * self.parallel.dp
+
+    @property
+    def padded(self) -> "Config":
+        """The same, its vocabulary padded as Megatron-LM does where ranks would not divide it.
+
+        >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8, vocab_size=50257)
+        >>> Config(model, Parallel(tp=4), Run(seq_length=128)).padded.model.vocab_size
+        50688
+        """
+        size, tp = self.model.vocab_size, self.parallel.tp
+        if size is None or size % tp == 0:
+            return self
+        each = 128 * tp
+        padded = -(-size // each) * each
+        line = f"vocabulary {padded} ({size} padded to a multiple of {each}, as Megatron-LM's)"
+        model = replace(self.model, vocab_size=padded)
+        return replace(self, model=model, assumed=(*self.assumed, line))
 
     def with_parallel(self, **degrees: Any) -> "Config":
         """The same model and run with other degrees of parallelism."""
@@ -229,7 +258,18 @@ class RunSource:
     accumulation: int | None = None
 
 
-PARALLEL_SETTINGS = ("tp", "sp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp")
+PARALLEL_SETTINGS = (
+    *("tp", "sp", "pp", "vpp", "dp", "cp", "cp_kind", "ep", "etp", "schedule"),
+    *("microbatch_group_size", "first_stage_layers", "last_stage_layers", "layout"),
+    *("embedding_as_layer", "loss_as_layer", "zero", "sharder", "shard_copies"),
+)
+# What a new word for sharding makes the old words mean no more.
+OF_SHARDING = {
+    "distributed_optimizer": ("zero", "sharder", "shard_copies"),
+    "sharder": ("zero", "distributed_optimizer", "shard_copies"),
+    "zero": ("distributed_optimizer", "shard_copies"),
+}
+OF_A_SPLIT = ("first_stage_layers", "last_stage_layers", "layout")  # of one pp and vpp alone
 RUN_SETTINGS = (
     "seq_length",
     "micro_batch_size",
@@ -239,8 +279,13 @@ RUN_SETTINGS = (
     "imbalance",
     "recompute_method",
     "recompute_layers",
+    *("optimizer", "main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
+    "environment",
 )
-OTHER_SETTINGS = ("recompute", "implementation", "attention", "expert_products", "dropout")
+OTHER_SETTINGS = (
+    *("recompute", "implementation", "attention", "expert_products", "dropout"),
+    *("cross_entropy", "batch_first", "softmax_fp32", "fused_gate", "distributed_optimizer"),
+)
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
 
@@ -278,6 +323,9 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
         assumed.append("no tensor parallelism")
     if "precision" not in said:
         assumed.append("bf16 activations")
+    _shard(said)
+    if "environment" in said:
+        said["environment"] = environment(said["environment"])
     kernels = _implementation(said)
     if "implementation" not in said:
         assumed.append(f"implementation {kernels.name}")
@@ -295,9 +343,22 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
 
 
 def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over settings; a new word for recomputation forgets the old number of layers."""
+    """Settings over settings; a new word forgets what went with the old one.
+
+    With recomputation goes its number of layers; with the pipeline's size, how it was split; with
+    the schedule, the virtual stages of another; with sharding, who did it.
+    """
     said: dict[str, Any] = {}
     for settings in layers:
+        if settings.get("schedule", "interleaved") != "interleaved":
+            said.pop("vpp", None)
+            said.pop("microbatch_group_size", None)
+        for name, forgotten in OF_SHARDING.items():
+            if name in settings:
+                said = {key: value for key, value in said.items() if key not in forgotten}
+        if said.get("pp") != settings.get("pp", said.get("pp")):
+            for name in OF_A_SPLIT:
+                said.pop(name, None)
         if "recompute" in settings:
             said.pop("recompute_method", None)
             said.pop("recompute_layers", None)
@@ -323,6 +384,21 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
 
 
+def _shard(said: dict[str, Any]) -> None:
+    """What Megatron's word for its own sharding, or PyTorch's name alone, means in ``zero``."""
+    distributed = said.pop("distributed_optimizer", None)
+    if distributed is not None:
+        fields.flag("distributed_optimizer", distributed)
+    if distributed and (said.get("zero", 1), said.get("sharder", "megatron")) != (1, "megatron"):
+        raise ConfigError(
+            "Megatron's distributed optimizer is zero 1 of sharder megatron, and no other"
+        )
+    if distributed:
+        said |= {"zero": 1, "sharder": "megatron"}
+    elif said.get("sharder") == "fsdp2":
+        said.setdefault("zero", 3)
+
+
 def _qkv_width(model: Model) -> int:
     return (model.heads + 2 * model.kv_heads) * model.head_size
 
@@ -341,9 +417,23 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
                 "of transformers-eager and transformers-sdpa, choose the other"
             )
         kernels = replace(kernels, attention=said["attention"])
-    if "expert_products" in said:
-        kernels = replace(kernels, expert_products=said["expert_products"])
-    return kernels
+    given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
+    chosen = {name: said[name] for name in given if name in said}
+    return replace(kernels, **{"batch_first": _batch_first(kernels, said), **chosen})
+
+
+def _batch_first(kernels: Implementation, said: Mapping[str, Any]) -> bool:
+    """Whether Transformer Engine, left to itself, takes FlashAttention rather than cuDNN's kernel.
+
+    Before Hopper it does, and on Blackwell where results must be the same each time (Transformer
+    Engine, dot_product_attention/utils.py: get_attention_backend).
+    """
+    name = said.get("gpu")
+    if name is None or not kernels.norms_in_linears or kernels.attention != "flash":
+        return kernels.batch_first
+    deterministic = said.get("environment", Environment()).deterministic
+    capability = gpu(name).capability
+    return capability < 90 or (capability >= 100 and deterministic)
 
 
 def _words(value: Any) -> tuple[str, ...]:

@@ -16,13 +16,13 @@ def whole(name: str, value: Any, most: int) -> None:
     memcalc.errors.ConfigError: heads must be a whole number from 1 to 100, not 0
     """
     if type(value) is not int or not 1 <= value <= most:
-        raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {_shown(value)}")
+        raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {shown(value)}")
 
 
 def positive(name: str, value: Any) -> None:
     """Refuse what is not a number above 0 and under a billion."""
     if type(value) not in (int, float) or not 0 < value < 1e9:
-        raise ConfigError(f"{name} must be a number above 0 and under 1e9, not {_shown(value)}")
+        raise ConfigError(f"{name} must be a number above 0 and under 1e9, not {shown(value)}")
 
 
 def between(name: str, value: Any, least: float, most: float) -> None:
@@ -34,15 +34,13 @@ def between(name: str, value: Any, least: float, most: float) -> None:
     memcalc.errors.ConfigError: density must be a number from 1e-06 to 1, not 0
     """
     if type(value) not in (int, float) or not least <= value <= most:
-        raise ConfigError(
-            f"{name} must be a number from {least:g} to {most:g}, not {_shown(value)}"
-        )
+        raise ConfigError(f"{name} must be a number from {least:g} to {most:g}, not {shown(value)}")
 
 
 def probability(name: str, value: Any) -> None:
     """Refuse what is not a number from 0 up to, but not including, 1."""
     if type(value) not in (int, float) or not 0 <= value < 1:
-        raise ConfigError(f"{name} must be a number from 0 to less than 1, not {_shown(value)}")
+        raise ConfigError(f"{name} must be a number from 0 to less than 1, not {shown(value)}")
 
 
 def pattern(name: str, value: Any, layers: int) -> tuple[int, ...]:
@@ -60,7 +58,7 @@ def pattern(name: str, value: Any, layers: int) -> tuple[int, ...]:
     if not listed or not all(type(each) is int and each in (0, 1) for each in found):
         raise ConfigError(
             f"{name} must be a list of a 0 or 1 for each layer, or written as '[0]*3+[1]*58', "
-            f"not {_shown(value)}"
+            f"not {shown(value)}"
         )
     if len(found) != layers:
         raise ConfigError(f"{name} is for {len(found)} layers, where the model has {layers}")
@@ -88,13 +86,13 @@ def _repeated(text: str) -> list[int] | None:
 def flag(name: str, value: Any) -> None:
     """Refuse what is neither True nor False."""
     if type(value) is not bool:
-        raise ConfigError(f"{name} must be true or false, not {_shown(value)}")
+        raise ConfigError(f"{name} must be true or false, not {shown(value)}")
 
 
 def text(name: str, value: Any) -> None:
     """Refuse what is not a short text on one line."""
     if type(value) is not str or len(value) > 1000 or not value.isprintable():
-        raise ConfigError(f"{name} must be one line of text, not {_shown(value)}")
+        raise ConfigError(f"{name} must be one line of text, not {shown(value)}")
 
 
 def word(name: str, value: Any, choices: Iterable[str]) -> None:
@@ -108,7 +106,7 @@ def word(name: str, value: Any, choices: Iterable[str]) -> None:
     choices = list(choices)
     if value not in choices:
         hint = nearest(value if isinstance(value, str) else "", choices)
-        raise ConfigError(f"{name} {_shown(value)} is unknown; {hint}")
+        raise ConfigError(f"{name} {shown(value)} is unknown; {hint}")
 
 
 def divides(divisor: tuple[str, int], number: tuple[str, int]) -> None:
@@ -123,7 +121,7 @@ def divides(divisor: tuple[str, int], number: tuple[str, int]) -> None:
         raise ConfigError(f"{divisor[0]} {divisor[1]} does not divide {number[0]} {number[1]}")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as a message shows it: never more than a few words."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "a number of more than 20 digits"

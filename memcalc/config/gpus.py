@@ -5,14 +5,16 @@ from typing import NamedTuple
 
 from memcalc import resources
 from memcalc.errors import ConfigError, nearest
+from memcalc.units import parse_bytes
 
 
 class Gpu(NamedTuple):
-    """A GPU, as its vendor states it; what it has not is None.
+    """A GPU, as its vendor states it; what it has not, or nobody states, is None.
 
     Attributes:
         name: Its name.
         memory_bytes: Its memory, as its driver reports it.
+        capability: Its compute capability, times 10.
         peaks: FLOP/s of dense tensor-core products, by the type of activations.
         fp8_flops: The same for 8-bit numbers.
         fp32_flops: FLOP/s of plain fp32, without tensor cores.
@@ -28,15 +30,16 @@ class Gpu(NamedTuple):
 
     name: str
     memory_bytes: int
+    capability: int
     peaks: dict[str, int | None]
     fp8_flops: int | None
-    fp32_flops: int
+    fp32_flops: int | None
     memory_bandwidth: int
     nvlink_bandwidth: int | None
-    sms: int
+    sms: int | None
     register_bytes: int
     shared_bytes: int
-    l2_bytes: int
+    l2_bytes: int | None
     source: str
     chip_source: str
 
@@ -56,6 +59,27 @@ def gpu(name: str) -> Gpu:
     return known[name.lower()]
 
 
+def budget(text: str) -> int:
+    """The bytes of a size, or of a GPU by its name, as its driver reports them.
+
+    >>> budget("80GB"), budget("80GiB"), budget("h100") == gpu("h100").memory_bytes
+    (80000000000, 85899345920, True)
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    size = parse_bytes(text)
+    if size is not None:
+        return size
+    known = _by_name()
+    if text.lower() not in known:
+        raise ConfigError(
+            f"budget {text[:40]!r} is neither a size with its unit, as 80GB or 80GiB, nor a GPU; "
+            f"{nearest(text, known)}"
+        )
+    return known[text.lower()].memory_bytes
+
+
 def gpus() -> list[Gpu]:
     """All of them, in the order of their catalogue.
 
@@ -73,15 +97,16 @@ def _by_name() -> dict[str, Gpu]:
         found = Gpu(
             row["name"],
             numbers["memory_bytes"],
+            numbers["capability"],
             {name: numbers.get(f"{name}_flops") for name in ("bf16", "fp16", "fp8")},
             numbers.get("fp8_flops"),
-            numbers["fp32_flops"],
+            numbers.get("fp32_flops"),
             numbers["memory_bandwidth"],
             numbers.get("nvlink_bandwidth"),
-            numbers["sms"],
+            numbers.get("sms"),
             numbers["register_bytes"],
             numbers["shared_bytes"],
-            numbers["l2_bytes"],
+            numbers.get("l2_bytes"),
             row["source"],
             row["chip_source"],
         )

@@ -6,7 +6,13 @@ from memcalc.config import fields
 from memcalc.errors import ConfigError
 
 ATTENTIONS = ("flash", "unfused")
-EXPERT_PRODUCTS = ("grouped", "batched")
+EXPERT_PRODUCTS = ("grouped", "sequential", "batched")
+CROSS_ENTROPIES = {
+    "unfused": "an fp32 copy of the logits becomes their softmax in place",
+    "native": "Megatron-core's own fusion: a copy more while it runs",
+    "te": "Transformer Engine's: in place of the logits",
+    "chunked": "with the head's product, some tokens at a time (Liger)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +47,17 @@ class Implementation:
         norms_in_linears: Whether the norm before queries, keys and values, before a dense MLP and
             of MLA's latents is part of the linear behind it, and recomputed with that or not at all
             (Transformer Engine's ``LayerNormLinear``; Megatron-core, gpt_layer_specs.py).
-        expert_products: ``grouped``, a product an expert, or ``batched``, a product a routed token,
-            which keeps a copy of its expert's weights.
+        weighs_activations: Whether experts' activations are weighed by an operation of its own
+            where they are not gated in one kernel, which keeps them. (Megatron-core's kernels of
+            gated ones weigh as they activate.)
+        sorts_chunks: Whether routed tokens, once received, are put in the order of a rank's experts
+            by a copy more.
+        expert_products: ``grouped``, a product an expert in one call, ``sequential``, one expert
+            after another, or ``batched``, a product a routed token, which keeps a copy of its
+            expert's weights.
+        cross_entropy: How the loss is made of the hidden states: a word of ``CROSS_ENTROPIES``.
+        batch_first: Whether the flash kernel has batches before tokens, and its output is copied to
+            the layers' order (FlashAttention; cuDNN's kernels take either).
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -64,18 +79,25 @@ class Implementation:
     repeats_kv: bool = False
     keeps_gathered: bool = False
     weighs_outputs: bool = False
+    weighs_activations: bool = False
+    sorts_chunks: bool = False
     expert_products: str = "grouped"
     norms_in_linears: bool = False
     own_heads: bool = False
     copies_bias: bool = False
     sorts_routes: bool = False
     copies_router: bool = False
+    cross_entropy: str = "unfused"
+    batch_first: bool = False
     fp32_statistics: bool = True
     rng_bytes: int = 0
 
     def __post_init__(self) -> None:
         fields.word("attention", self.attention, ATTENTIONS)
         fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
+        fields.word("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
+        for name in ("batch_first", "fused_gate", "softmax_fp32"):
+            fields.flag(name, getattr(self, name))
         if type(self.rng_bytes) is not int or self.rng_bytes < 0:
             raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")
 
@@ -93,6 +115,8 @@ IMPLEMENTATIONS = {
             source="Megatron-core with Transformer Engine layers and FlashAttention",
             norms_in_linears=True,
             repeats_kv=True,
+            weighs_activations=True,
+            sorts_chunks=True,
             rng_bytes=16,
         ),
         Implementation(
@@ -100,6 +124,8 @@ IMPLEMENTATIONS = {
             source="Megatron-core's local layer spec with its fused softmax",
             attention="unfused",
             repeats_kv=True,
+            weighs_activations=True,
+            sorts_chunks=True,
         ),
         Implementation(
             name="torch",

@@ -107,6 +107,8 @@ class Model:
         token_types: Rows of a table of token types that the embedding adds (BERT), or None.
         head_transform: Whether a linear, an activation and a norm precede the logits (BERT).
         head_bias: Whether the logits have a bias.
+        pooled: Whether a linear and two classes of the first token stand beside the logits (BERT's
+            prediction of the next sentence).
         qkv_bias: Whether the query, key and value projections have a bias.
         proj_bias: Whether the attention's output projection has a bias.
         mlp_bias: Whether the linears of the MLP have a bias.
@@ -179,6 +181,7 @@ class Model:
     token_types: int | None = None
     head_transform: bool = False
     head_bias: bool = False
+    pooled: bool = False
     qkv_bias: bool = True
     proj_bias: bool = True
     mlp_bias: bool = True
@@ -337,8 +340,8 @@ _WORDS = {
 _FLAGS = (
     *("qkv_bias", "proj_bias", "mlp_bias", "router_bias", "causal", "softmax_fp32"),
     *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate", "router_norm", "norm_bias"),
-    *("embedding_norm", "final_norm", "head_transform", "head_bias", "packed_qkv"),
-    *("repeated_kv", "norm_keeps_input", "drops_activation"),
+    *("embedding_norm", "final_norm", "head_transform", "head_bias", "pooled"),
+    *("packed_qkv", "repeated_kv", "norm_keeps_input", "drops_activation"),
 )
 _SIZES = (
     *("vocab_size", "max_seq_length", "sliding_window", "q_lora_rank", "kv_lora_rank"),

@@ -2,13 +2,26 @@
 
 from dataclasses import dataclass
 
-from memcalc.config import fields
+from memcalc.config import fields, pipeline
+from memcalc.config.pipeline import Chunk
 from memcalc.errors import ConfigError
 
 CONTEXT_KINDS = {
     "ring": "keys and values go round from rank to rank (ring attention, Megatron's p2p)",
     "all_gather": "keys and values are gathered whole",
     "all_to_all": "heads are exchanged for tokens (Ulysses)",
+}
+ZERO = {
+    0: "nothing",
+    1: "the optimizer's states",
+    2: "the optimizer's states and gradients",
+    3: "the optimizer's states, gradients and weights",
+}
+SHARDERS = {
+    "megatron": "Megatron-LM's distributed optimizer, over data- and context-parallel ranks",
+    "deepspeed": "DeepSpeed's ZeRO, over data- and sequence-parallel ranks",
+    "fsdp2": "PyTorch's fully_shard, whose shards of weights are the optimizer's own copy",
+    "nanotron": "nanotron's ZeRO, over data-parallel ranks alone",
 }
 
 
@@ -26,6 +39,21 @@ class Parallel:
         cp_kind: How attention sees the rest of the sequence: a word of ``CONTEXT_KINDS``.
         ep: e, expert parallel: ranks over which a layer's experts are spread.
         etp: Tensor parallel of the experts, or None where it is t, as everywhere else.
+        schedule: The pipeline's schedule, a word of ``memcalc.config.pipeline.SCHEDULES``; None is
+            1F1B, interleaved where a rank has virtual stages.
+        microbatch_group_size: Of the interleaved schedule, how many micro-batches run through one
+            chunk before the next one's turn; None is p.
+        first_stage_layers: Layers of the first stage, or None where it has as many as the others.
+        last_stage_layers: Layers of the last stage, likewise.
+        layout: What stands in each chunk of the pipeline, as ``memcalc.config.pipeline.layout``
+            reads it; None where the layers are spread evenly.
+        embedding_as_layer: Whether an even spread counts the embedding as a layer.
+        loss_as_layer: Whether it counts the loss as one.
+        zero: What data-parallel ranks split among them, a key of ``ZERO``: Megatron's distributed
+            optimizer is 1, fully sharded data parallelism 3.
+        sharder: Who splits it, a word of ``SHARDERS``.
+        shard_copies: How many copies of the shards there are: hybrid sharding's replicas,
+            instances of Megatron's distributed optimizer.
 
     Raises:
         ConfigError: A degree is out of its bounds, or two contradict each other.
@@ -43,6 +71,98 @@ class Parallel:
     cp_kind: str = "ring"
     ep: int = 1
     etp: int | None = None
+    schedule: str | None = None
+    microbatch_group_size: int | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    layout: tuple[Chunk, ...] | None = None
+    embedding_as_layer: bool = False
+    loss_as_layer: bool = False
+    zero: int = 0
+    sharder: str = "megatron"
+    shard_copies: int = 1
+
+    @property
+    def order(self) -> str:
+        """The schedule by its name, whether it was named or not; one stage has no choice.
+
+        >>> Parallel(pp=4).order, Parallel(pp=4, vpp=2).order, Parallel(schedule="zb-v").order
+        ('1f1b', 'interleaved', '1f1b')
+        """
+        if self.pp == 1:
+            return "1f1b"
+        return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """The chunks that a pipeline rank has.
+
+        >>> Parallel(pp=4, schedule="zb-v").chunks_per_rank
+        2
+        """
+        return 2 if self.order in pipeline.TWO_CHUNKS else self.vpp
+
+    @property
+    def copies(self) -> int:
+        """How many ranks of a pipeline hold each chunk, each for its share of the micro-batches."""
+        return 2 if self.order in pipeline.FROM_BOTH_ENDS else 1
+
+    @property
+    def chunks(self) -> int:
+        """The chunks of the whole pipeline, from the embedding to the loss.
+
+        >>> Parallel(pp=4, vpp=2).chunks, Parallel(pp=4, schedule="dualpipe").chunks
+        (8, 4)
+        """
+        return self.pp * self.chunks_per_rank // self.copies
+
+    @property
+    def filling(self) -> int:
+        """Micro-batches that fill the pipeline: p for each chunk of a rank, or of ZB-H2 twice p.
+
+        >>> Parallel(pp=4, vpp=2).filling, Parallel(pp=4, schedule="zb-h2").filling
+        (8, 8)
+        """
+        return self.pp * (2 if self.order == "zb-h2" else self.chunks_per_rank)
+
+    def spread(self, layers: int, further: int = 0) -> tuple[Chunk, ...]:
+        """What stands in each chunk of the pipeline, in its order.
+
+        Args:
+            layers: The layers of the model.
+            further: Its layers that predict further tokens: in the last chunk, unless the layout
+                says otherwise.
+
+        Raises:
+            ConfigError: The layout is of another model or pipeline, or what is said of the first
+                or last stage leaves what cannot be spread.
+
+        >>> [chunk.layers for chunk in Parallel(pp=4, first_stage_layers=1).spread(10)]
+        [1, 3, 3, 3]
+        """
+        if self.layout is not None:
+            found = self.layout
+            if len(found) != self.chunks or sum(chunk.layers for chunk in found) != layers:
+                raise ConfigError(
+                    f"layout has {sum(chunk.layers for chunk in found)} layers in {len(found)} "
+                    f"chunks, where the model has {layers} and the pipeline {self.chunks}"
+                )
+            if (placed := sum(chunk.further for chunk in found)) == further:
+                return found
+            if placed:
+                raise ConfigError(
+                    f"layout has {placed} layers that predict further tokens, the model {further}"
+                )
+            numbers = [chunk.layers for chunk in found]
+        elif self.first_stage_layers is not None or self.last_stage_layers is not None:
+            numbers = pipeline.uneven(
+                layers, self.pp, self.vpp, self.first_stage_layers, self.last_stage_layers
+            )
+        else:
+            counted = self.embedding_as_layer, self.loss_as_layer
+            numbers = pipeline.even(layers, self.chunks, *counted)
+        *before, last = numbers
+        return (*(Chunk(number) for number in before), Chunk(last, further))
 
     @property
     def ranks(self) -> int:
@@ -52,6 +172,31 @@ class Parallel:
         280
         """
         return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters, experts apart.
+
+        >>> Parallel(tp=8, dp=4, cp=2).replicas
+        8
+        """
+        return self.dp * (1 if self.sharder == "nanotron" else self.cp)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks of a stage that hold the same experts; 1 where it is too few to spread them once.
+
+        >>> Parallel(tp=4, dp=8, ep=8, etp=1).expert_replicas, Parallel(dp=8, ep=8).expert_replicas
+        (4, 1)
+
+        Raises:
+            ConfigError: The experts' ranks do not divide the stage's.
+        """
+        ranks, spread = self.tp * self.cp * self.dp, self.ep * self.expert_tp
+        if ranks <= spread:
+            return 1
+        fields.divides(("expert x expert tensor parallel", spread), ("ranks of a stage", ranks))
+        return ranks // spread
 
     @property
     def expert_tp(self) -> int:
@@ -67,6 +212,72 @@ class Parallel:
         for name in ("tp", "pp", "vpp", "dp", "cp", "ep"):
             fields.whole(name, getattr(self, name), 2**20)
         fields.whole("etp", self.expert_tp, 2**20)
-        fields.flag("sp", self.sp)
+        for name in ("sp", "embedding_as_layer", "loss_as_layer"):
+            fields.flag(name, getattr(self, name))
         if self.vpp > 1 and self.pp == 1:
             raise ConfigError(f"vpp {self.vpp} (virtual pipeline stages) needs pp of at least 2")
+        self._schedule()
+        self._split()
+        self._sharding()
+
+    def _schedule(self) -> None:
+        """Refuse a schedule that the pipeline cannot run."""
+        size = self.microbatch_group_size
+        if size is not None:
+            fields.whole("microbatch_group_size", size, 2**31)
+            if self.vpp == 1 or size < self.pp:
+                raise ConfigError(
+                    f"microbatch_group_size {size} needs an interleaved schedule (vpp of at least "
+                    f"2) and at least as many micro-batches as stages, {self.pp}"
+                )
+        if self.schedule is None:
+            return
+        fields.word("schedule", self.schedule, pipeline.SCHEDULES)
+        if self.pp == 1:
+            return  # it has no effect, which is warned about
+        if (self.schedule == "interleaved") != (self.vpp > 1):
+            raise ConfigError(
+                f"schedule {self.schedule} contradicts vpp {self.vpp} (virtual pipeline stages): "
+                "an interleaved one has several, and no other has"
+            )
+        if self.schedule in pipeline.FROM_BOTH_ENDS and self.pp % 2:
+            raise ConfigError(f"schedule {self.schedule} needs an even pp, not {self.pp}")
+
+    def _split(self) -> None:
+        """Refuse two ways of splitting the layers at once, or one that the schedule cannot have."""
+        if self.layout is not None:
+            object.__setattr__(self, "layout", pipeline.layout(self.layout))
+        for name in ("first_stage_layers", "last_stage_layers"):
+            if getattr(self, name) is not None:
+                fields.whole(name, getattr(self, name), pipeline.MOST)
+                if self.pp == 1 or self.schedule in pipeline.TWO_CHUNKS:
+                    raise ConfigError(f"{name} needs several stages, of one piece each")
+        ways = {
+            "layout": self.layout is not None,
+            "first or last stage layers": (self.first_stage_layers, self.last_stage_layers)
+            != (None, None),
+            "embedding or loss as a layer": self.embedding_as_layer or self.loss_as_layer,
+        }
+        chosen = [way for way, there in ways.items() if there]
+        if len(chosen) > 1:
+            raise ConfigError(f"{chosen[0]} and {chosen[1]} contradict each other")
+
+    def _sharding(self) -> None:
+        """Refuse to split what nobody splits so."""
+        if type(self.zero) is not int or self.zero not in ZERO:
+            raise ConfigError(f"zero must be 0, 1, 2 or 3, not {fields.shown(self.zero)}")
+        fields.word("sharder", self.sharder, SHARDERS)
+        if self.sharder == "fsdp2" and self.zero < 2:
+            raise ConfigError(
+                f"fsdp2 splits weights, gradients and states (zero 3; 2 where it does not reshard "
+                f"after forward), not zero {self.zero}"
+            )
+        if self.sharder == "nanotron" and self.zero > 1:
+            raise ConfigError(f"nanotron splits the optimizer's states (zero 1), not {self.zero}")
+        fields.whole("shard_copies", self.shard_copies, 2**20)
+        if self.replicas > 1:
+            fields.divides(
+                ("copies of the shards", self.shard_copies), ("data-parallel ranks", self.replicas)
+            )
+        if self.shard_copies > 1 and self.zero == 0:
+            raise ConfigError("copies of shards have no meaning with zero 0, which splits nothing")

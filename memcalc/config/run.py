@@ -3,12 +3,25 @@
 from dataclasses import dataclass, replace
 
 from memcalc.config import fields
+from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
-from memcalc.config.recompute import METHODS, POLICIES, Policy, policy
+from memcalc.config.recompute import METHODS, POLICIES, REGIONS, Policy, policy
 from memcalc.errors import ConfigError
 
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
+OPTIMIZERS = {
+    "adam": "two moments of each parameter (Adam, AdamW)",
+    "sgd": "a momentum of each parameter",
+    "muon": "a momentum of the matrices of layers, and Adam's moments of all else",
+}
+
+# What an optimizer keeps beside the weights, by its type: bytes of an element.
+MAIN_GRADS = {"fp32": 4, "bf16": 2, "fp16": 2}
+MAIN_PARAMS = {"fp32": 4, "fp16": 2, "remainder": 2, "none": 0}
+MOMENTS = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+FROZEN = (*REGIONS, "embedding", "head")  # the parts of a model that may be frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +43,16 @@ class Run:
         imbalance: How many times its even share of routed tokens the busiest rank of experts
             receives: 1 under a balanced router.
         gpu: The name of the GPU, or None if unknown.
+        optimizer: A word of ``OPTIMIZERS``.
+        main_grads: The type in which gradients are summed over micro-batches.
+        main_params: The type of the optimizer's own copy of weights of fewer bits than fp32:
+            ``remainder`` is what bf16 weights leave out of fp32, ``none`` is no copy.
+        moments: The type of the optimizer's moments.
+        fp8_params: Whether linears' weights are fp8 themselves, under ``fp8`` precision.
+        frozen: Parts that are not trained: names of regions, ``embedding`` or ``head``.
+        bucket: Elements of a bucket of gradients that are reduced together, where the framework
+            has buckets of their own.
+        environment: The settings of libraries.
 
     Raises:
         ConfigError: A value is out of its bounds.
@@ -48,6 +71,14 @@ class Run:
     implementation: Implementation = IMPLEMENTATIONS["megatron"]
     imbalance: float = 1
     gpu: str | None = None
+    optimizer: str = "adam"
+    main_grads: str = "fp32"
+    main_params: str = "fp32"
+    moments: str = "fp32"
+    fp8_params: bool = False
+    frozen: tuple[str, ...] = ()
+    bucket: int | None = None
+    environment: Environment = Environment()  # noqa: RUF009 - it cannot change
 
     def __post_init__(self) -> None:
         fields.whole("seq_length", self.seq_length, 2**31)
@@ -67,6 +98,28 @@ class Run:
         if self.gpu is not None:
             fields.text("gpu", self.gpu)
             gpu(self.gpu)
+        object.__setattr__(self, "environment", environment(self.environment))
+        self._training()
+
+    def _training(self) -> None:
+        """Refuse what no optimizer keeps."""
+        fields.word("optimizer", self.optimizer, OPTIMIZERS)
+        fields.word("main_grads", self.main_grads, MAIN_GRADS)
+        fields.word("main_params", self.main_params, MAIN_PARAMS)
+        fields.word("moments", self.moments, MOMENTS)
+        fields.flag("fp8_params", self.fp8_params)
+        frozen = self.frozen.split(",") if isinstance(self.frozen, str) else self.frozen
+        if not isinstance(frozen, (list, tuple)):
+            raise ConfigError(f"frozen must be parts of a model, not {fields.shown(frozen)}")
+        for word in frozen:
+            fields.word("frozen", word, FROZEN)
+        object.__setattr__(self, "frozen", tuple(frozen))
+        if self.bucket is not None:
+            fields.whole("bucket", self.bucket, 2**40)
+        if self.fp8_params and self.precision != "fp8":
+            raise ConfigError("weights in fp8 need precision fp8")
+        if self.main_params == "remainder" and self.precision not in ("bf16", "fp8"):
+            raise ConfigError(f"main_params remainder is of bf16 weights, not {self.precision}")
 
     def recomputing(self, *words: str) -> "Run":
         """The same run with another recomputation.

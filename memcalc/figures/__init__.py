@@ -1,5 +1,6 @@
 """Figures: a file a kind, drawn with matplotlib's object interface."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.config import Config
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 # Kind -> the function that draws it, from a Config and an accounting.
 KINDS = {
     "techniques": "memcalc.figures.techniques:draw",
+    "memory": "memcalc.figures.memory:draw",
     "stages": "memcalc.figures.stages:draw",
 }
 
@@ -22,18 +24,25 @@ PAPER = {
     "paper-7": "memcalc.figures.paper:figure7",
     "paper-8": "memcalc.figures.paper:figure8",
 }
+# The same, from a file of measured runs.
+RUNS = {"backtest": "memcalc.figures.backtest:draw"}
+
+ALL = KINDS | PAPER | RUNS
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def plot(kind: str, config: Config | None = None, accounting: str = "paper") -> "Figure":
+def plot(kind: str, subject: Config | Path | None = None, accounting: str = "paper") -> "Figure":
     """A figure of one kind.
 
     Args:
         kind: ``techniques``: the memory of one layer under each technique, by its parts;
-            ``stages``: the activations of every pipeline stage at its peak; ``paper-1``,
-            ``paper-7``, ``paper-8``: figures of Korthikanti et al. 2022, ours beside theirs;
-            ``onchip``: the largest recurrent layers that GPUs hold, and the published ones.
-        config: The model and its run; none for the papers' figures.
+            ``memory``: a GPU's memory at every pipeline stage; ``stages``: the activations of
+            every pipeline stage at its peak, and over time; ``paper-1``, ``paper-7``, ``paper-8``:
+            figures of Korthikanti et al. 2022, ours beside theirs; ``onchip``: the largest
+            recurrent layers that GPUs hold, and the published ones; ``backtest``: predicted against
+            measured peaks.
+        subject: The model and its run; none for the papers' figures, and for ``backtest`` the path
+            of a file of measured runs.
         accounting: ``paper`` or ``exact``.
 
     Raises:
@@ -44,13 +53,15 @@ def plot(kind: str, config: Config | None = None, accounting: str = "paper") -> 
     >>> figure.axes[0].get_ylabel()
     'GiB per layer and GPU'
     """
-    if kind not in KINDS | PAPER:
-        raise UsageError(f"figure {kind!r} is unknown; {nearest(kind, KINDS | PAPER)}")
-    if (config is None) != (kind in PAPER):
-        problem = "needs a model" if config is None else "has models of its own"
+    if kind not in ALL:
+        raise UsageError(f"figure {kind!r} is unknown; {nearest(kind, ALL)}")
+    if kind in RUNS and not isinstance(subject, Path):
+        raise UsageError(f"the figure {kind} needs a file of measured runs")
+    if kind not in RUNS and (subject is None) != (kind in PAPER):
+        problem = "needs a model" if subject is None else "has models of its own"
         raise UsageError(f"the figure {kind} {problem}")
-    arguments = () if config is None else (config, accounting)
-    figure: Figure = resolve((KINDS | PAPER)[kind])(*arguments)
+    given = [] if subject is None else [subject]
+    figure: Figure = resolve(ALL[kind])(*given, *[accounting] * (kind in KINDS))
     return figure
 
 

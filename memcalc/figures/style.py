@@ -22,9 +22,20 @@ def sheet(width: float = 7.2, height: float = 4.2) -> tuple[Figure, Axes]:
 
 def panels(number: int, width: float = 7.2, height: float = 4.2) -> tuple[Figure, list[Axes]]:
     """An empty figure, in inches, with plain pairs of axes side by side, on one scale."""
+    return _plain(width, height, 1, number, sharey=True)
+
+
+def sheets(number: int, width: float = 7.2, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """An empty figure, in inches, with several plain pairs of axes, one above the other."""
+    return _plain(width, height, number, 1)
+
+
+def _plain(
+    width: float, height: float, rows: int, columns: int, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    found = list(figure.subplots(1, number, sharey=True, squeeze=False)[0])
+    found = list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
     for axes in found:
         axes.spines[["top", "right"]].set_visible(False)
     return figure, found

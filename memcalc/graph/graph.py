@@ -58,12 +58,15 @@ class Save(NamedTuple):
         source: Where that was seen.
         small: Whether it is one of the small buffers that the paper's accounting leaves out: a few
             bytes a token or a row, with no hidden size and no s x s in its shape.
+        for_weights: Whether the gradient of a product's weight needs it, which a zero-bubble
+            schedule makes late.
     """
 
     tensor: Tensor
     reason: str
     source: str
     small: bool = False
+    for_weights: bool = False
 
 
 class Move(NamedTuple):
@@ -87,10 +90,32 @@ class Move(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A parameter: its axes, with what splits them."""
+    """A parameter: its axes, with what splits them.
+
+    Attributes:
+        name: Its name.
+        axes: Its axes.
+        shared: Whether it is another operation's, and counted there: backward makes a gradient of
+            it all the same.
+    """
 
     name: str
     axes: tuple[Axis, ...]
+    shared: bool = False
+
+
+class Scratch(NamedTuple):
+    """Bytes that an operation has in hand only while it runs.
+
+    They are beside what it reads, makes and keeps, and beside the gradients of these.
+
+    Attributes:
+        forward: In the forward pass.
+        backward: In the backward pass.
+    """
+
+    forward: Size = 0
+    backward: Size = 0
 
 
 class Region:
@@ -118,6 +143,8 @@ class Op(NamedTuple):
         moves: The collectives it runs.
         weights: The parameters it owns.
         causal: Whether a causal mask makes half of its products needless.
+        scratch: What it has in hand while it runs.
+        in_place: Whether the gradient of its input is written over what it keeps.
     """
 
     name: str
@@ -130,6 +157,8 @@ class Op(NamedTuple):
     moves: Sequence[Move] = ()
     weights: Sequence[Weight] = ()
     causal: bool = False
+    scratch: Scratch = Scratch()
+    in_place: bool = False
 
 
 class Graph:
@@ -188,8 +217,9 @@ class Graph:
         moves: Sequence[Move] = (),
         weights: Sequence[Weight] = (),
         causal: bool = False,
+        scratch: Scratch = Scratch(),  # noqa: B008 - it cannot change
+        in_place: bool = False,
     ) -> None:
         """Add an operation in the current regions."""
-        self.ops.append(
-            Op(name, kind, inputs, outputs, self._regions, saves, flops, moves, weights, causal)
-        )
+        made = (tuple(inputs), tuple(outputs), self._regions, saves, flops, moves, weights)
+        self.ops.append(Op(name, kind, *made, causal, scratch, in_place))

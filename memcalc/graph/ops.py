@@ -7,8 +7,9 @@ none of them. Activations are laid out tokens first: ``(s, b, features...)``.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from memcalc.graph.graph import Graph, Move, Save, Tensor, Weight
+from memcalc.graph.graph import Graph, Move, Save, Scratch, Tensor, Weight
 from memcalc.graph.mesh import CONTEXT, Axis, Size, divide, elements
 
 KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
@@ -18,6 +19,10 @@ TORCH_NORM = "PyTorch derivatives.yaml, native_layer_norm: result1 and result2 (
 TORCH_RMS_NORM = "PyTorch derivatives.yaml, _fused_rms_norm: input and result1 (fp32)"
 TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
 MEGATRON_CE = "Megatron-core tensor_parallel/cross_entropy.py: save_for_backward"
+MEGATRON_FUSED_CE = "Megatron-core fusions/fused_cross_entropy.py: save_for_backward"
+TE_CE = "Transformer Engine pytorch/cross_entropy.py, triton/cross_entropy.py"
+LIGER_CE = "Liger-Kernel ops/fused_linear_cross_entropy.py: fused_linear_cross_entropy_forward"
+TE_FLASH = "Transformer Engine dot_product_attention/backends.py: FlashAttention, sbhd"
 MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
 HF_BIAS = "transformers integrations/sdpa_attention.py: create_position_bias_mask"
 HF_T5 = "transformers models/t5/modeling_t5.py: T5LayerNorm"
@@ -28,6 +33,7 @@ HF_EXPERTS = "transformers integrations/moe.py: grouped_mm_experts_forward"
 MEGATRON_ROUTER = (
     "Megatron-core transformer/moe/router.py, moe_utils.py: topk_routing_with_score_function"
 )
+MEGATRON_EXPERTS = "Megatron-core transformer/moe/experts.py: bias_act_func"
 MEGATRON_GATE = "Megatron-core fusions/fused_bias_swiglu.py, fused_bias_geglu.py: input"
 FLASH = "FlashAttention: save_for_backward(q, k, v, out_padded, softmax_lse, rng_state)"
 TORCH_RNN = "PyTorch aten/src/ATen/native/RNN.cpp: SimpleCell, GRUCell, LSTMCell"
@@ -78,13 +84,16 @@ def linear(
     out = Axis.whole("out", width)
     if split == COLUMN:
         out = g.mesh.tensor(out)
-    weights = [] if shared else [Weight(f"{name}.weight", (out, *features))]
+    weights = [Weight(f"{name}.weight", (out, *features), shared)]
     if bias:
         weights.append(Weight(f"{name}.bias", (out,)))
-    save = Save(_quantised(g, x), "input: the weight's gradient needs it", KORTHIKANTI)
+    save = Save(
+        _quantised(g, x), "input: the weight's gradient needs it", KORTHIKANTI, for_weights=True
+    )
     if x.kept_as is not None:
         shard = _quantised(g, x.kept_as)
-        save = Save(shard, "input's shard: backward gathers it again", KORTHIKANTI_SP)
+        reason = "input's shard: backward gathers it again"
+        save = Save(shard, reason, KORTHIKANTI_SP, for_weights=True)
     if packed:
         whole = Tensor("+".join(outputs), (*tokens, out), g.dtype_bytes)
         for tensor in made:
@@ -175,6 +184,17 @@ def flash_attention(
         weights=(Weight(f"{name}.sink", (heads,)),) if sinks else (),
         causal=causal,
     )
+    return out
+
+
+def tokens_first(g: Graph, name: str, x: Tensor) -> Tensor:
+    """(s, b, a, u) as it is, copied: a kernel of batches first gives it in another order.
+
+    Saves nothing itself; what saves its output keeps a second copy beside the kernel's own. Of one
+    sequence the two orders are one, and the copy is a view.
+    """
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    g.record(name, "tokens_first", (x,), (out,))
     return out
 
 
@@ -302,6 +322,18 @@ def add(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
     """A sum, as of a residual connection. Saves nothing."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     g.record(name, "add", (x, y), (out,))
+    return out
+
+
+def weigh(g: Graph, name: str, x: Tensor, weights: Tensor) -> Tensor:
+    """Each routed token's (routed tokens, f) times its weight. Saves both factors."""
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    reason = "factor: the other factor's gradient needs it"
+    saves = (
+        Save(x, reason, MEGATRON_EXPERTS),
+        Save(weights, reason, MEGATRON_EXPERTS, small=True),
+    )
+    g.record(name, "weigh", (x, weights), (out,), saves=saves)
     return out
 
 
@@ -557,7 +589,7 @@ def embedding(
             Save(rows, reason, MEGATRON_VP, small=True),
             Save(foreign, "which tokens are another rank's, a byte each", MEGATRON_VP, small=True),
         ]
-    weights = () if shared else (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden)),)
+    weights = (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden), shared),)
     g.record(name, "embedding", (tokens,), (out,), saves=saves, weights=weights)
     return out
 
@@ -604,9 +636,26 @@ def patch_embedding(g: Graph, name: str, patches: Tensor, tokens: Axis, hidden: 
         Weight(f"{name}.bias", (hidden,)),
         Weight("class_token", (hidden,)),
     )
-    save = Save(patches, "input: the weight's gradient needs it", TORCH_CHAIN)
+    save = Save(patches, "input: the weight's gradient needs it", TORCH_CHAIN, for_weights=True)
     flops = 2 * elements(patches.axes) * hidden.size
     g.record(name, "patch_embedding", (patches,), (out,), (save,), flops, weights=weights)
+    return out
+
+
+def pooler(g: Graph, name: str, x: Tensor) -> Tensor:
+    """x (s, b, h) -> (1, b, h) of the first token: a linear and a tanh.
+
+    Saves x, of which the first token is a view, and the tanh, which its gradient is made of.
+    """
+    _, b, hidden = x.axes
+    out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, hidden), g.dtype_bytes)
+    weights = (Weight(f"{name}.weight", (hidden, hidden)), Weight(f"{name}.bias", (hidden,)))
+    saves = (
+        Save(x, "input: its first token is a view of it", TORCH_CHAIN, for_weights=True),
+        Save(out, "output of tanh: its gradient is a function of it", TORCH_CHAIN),
+    )
+    flops = 2 * elements((b, hidden)) * hidden.size
+    g.record(name, "linear", (x,), (out,), saves, flops, weights=weights)
     return out
 
 
@@ -615,31 +664,84 @@ def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
     _, b, hidden = x.axes
     out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, classes), g.dtype_bytes)
     weights = (Weight(f"{name}.weight", (classes, hidden)), Weight(f"{name}.bias", (classes,)))
-    save = Save(x, "input: its first token is a view of it", TORCH_CHAIN)
+    save = Save(x, "input: its first token is a view of it", TORCH_CHAIN, for_weights=True)
     flops = 2 * elements((b, hidden)) * classes.size
     g.record(name, "linear", (x,), (out,), (save,), flops, weights=weights)
     return out
 
 
-def cross_entropy(g: Graph, name: str, logits: Tensor) -> Tensor:
+def cross_entropy(g: Graph, name: str, logits: Tensor, kind: str = "unfused") -> Tensor:
     """Logits (s, b, v) -> losses (s, b), over a vocabulary that is split over the ranks.
 
-    Saves the fp32 softmax, made in place of an fp32 copy of the logits, and of each token its
-    target among a rank's own rows (int64) and whether it is another's (a byte).
+    Saves of each token its target among a rank's own rows (int64), and by its kind
+
+    - ``unfused``: the fp32 softmax, made in place of an fp32 copy of the logits, which are alive
+      beside it, and whether the target is another rank's (a byte); backward writes the gradient
+      over it and casts that;
+    - ``native``: the same, where the compiled exponential is not in place of the copy;
+    - ``te``: the logits themselves, which backward writes their gradient over, and of each token
+      the maximum, the sum and the target's logit (fp32).
     """
-    softmax = Tensor(f"{name}_softmax", logits.axes, 4)
-    target = Tensor(f"{name}_target", logits.axes[:2], 8)
-    foreign = Tensor(f"{name}_foreign", logits.axes[:2], 1)
     out = Tensor(f"{name}_output", logits.axes[:2], 4)
+    target = Tensor(f"{name}_target", logits.axes[:2], 8)
+    if kind == "te":
+        sums = Tensor(f"{name}_sums", (*logits.axes[:2], Axis.whole("3", 3)), 4)
+        saves = (
+            Save(logits, "logits: their gradient is written over them", TE_CE),
+            Save(target, "target of each token, int64", TE_CE, small=True),
+            Save(sums, "maximum, sum and target's logit of each token, fp32", TE_CE, small=True),
+        )
+        g.record(name, "cross_entropy", (logits,), (out,), saves=saves, in_place=True)
+        return out
+    source = MEGATRON_CE if kind == "unfused" else MEGATRON_FUSED_CE
+    softmax = Tensor(f"{name}_softmax", logits.axes, 4)
+    foreign = Tensor(f"{name}_foreign", logits.axes[:2], 1)
     saves = (
         Save(softmax, "softmax, fp32: its gradient is a function of it", KORTHIKANTI_ENDS),
-        Save(target, "target of each token, int64", MEGATRON_CE, small=True),
+        Save(target, "target of each token, int64", source, small=True),
+        Save(foreign, "which targets are another rank's, one byte a token", source, small=True),
+    )
+    scratch = Scratch(forward=softmax.bytes if kind == "native" else 0)
+    g.record(name, "cross_entropy", (logits,), (out,), saves=saves, scratch=scratch)
+    return out
+
+
+def linear_cross_entropy(
+    g: Graph, name: str, x: Tensor, vocabulary: Axis, bias: bool, shared: bool
+) -> Tensor:
+    """x (s, b, h) -> losses (s, b): logits and loss in one kernel, some tokens at a time.
+
+    The logits of one chunk are alive at once, of as many tokens as a hidden state of all takes,
+    rounded up to a power of 2. Saves the gradients of x and of the weight, which the forward pass
+    makes.
+    """
+    s, b, hidden = x.axes
+    tokens = s.local * b.local
+    out = Tensor(f"{name}_loss", (s, b), 4)
+    local = g.mesh.tensor(vocabulary)
+    weight = Weight(f"{name}.weight", (local, hidden), shared)
+    chunk = _chunk_tokens(tokens, local.local, hidden.local)
+    saves = (
+        Save(Tensor(f"{name}_input_gradient", x.axes, x.dtype_bytes), "made forward", LIGER_CE),
         Save(
-            foreign, "which targets are another rank's, one byte a token", MEGATRON_CE, small=True
+            Tensor(f"{name}_weight_gradient", weight.axes, x.dtype_bytes), "made forward", LIGER_CE
         ),
     )
-    g.record(name, "cross_entropy", (logits,), (out,), saves=saves)
+    weights = [weight, Weight(f"{name}.bias", (local,))] if bias else [weight]
+    scratch = Scratch(forward=(x.dtype_bytes + 4) * chunk * local.local)
+    flops = 2 * elements(x.axes) * vocabulary.size
+    g.record(
+        name, "linear", (x,), (out,), saves, flops, weights=weights, scratch=scratch, in_place=True
+    )
     return out
+
+
+def _chunk_tokens(tokens: Size, vocabulary: Size, hidden: Size) -> Size:
+    """Tokens of a chunk: the next power of 2 of tokens over (v / h, rounded up)."""
+    if not all(type(size) is int for size in (tokens, vocabulary, hidden)):
+        return tokens * hidden / vocabulary
+    share = -(-tokens // -(-vocabulary // hidden))
+    return min(tokens, 1 << (share - 1).bit_length())
 
 
 # --- recurrent cells ---------------------------------------------------------------------------
@@ -904,13 +1006,18 @@ def gather_context(g: Graph, name: str, k: Tensor, v: Tensor) -> tuple[Tensor, T
     return whole[0], whole[1]
 
 
-def exchange_heads(g: Graph, name: str, tensors: Sequence[Tensor]) -> None:
-    """Ulysses: heads for tokens, (s/c, b, a, d) to (s, b, a/c, d), as many bytes. Saves nothing."""
+def exchange_heads(g: Graph, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Ulysses: heads for tokens, (s/c, b, a, d) to (s, b, a/c, d), as many bytes. Saves nothing.
+
+    What comes is another tensor than what goes, and both may be kept.
+    """
     if g.mesh.c == 1:
-        return
+        return list(tensors)
     size = sum(tensor.bytes for tensor in tensors)
     moves = tuple(Move("all_to_all", phase, size, g.mesh.c) for phase in ("forward", "backward"))
-    g.record(name, "exchange_heads", tuple(tensors), (), moves=moves)
+    made = [Tensor(tensor.name, tensor.axes, tensor.dtype_bytes) for tensor in tensors]
+    g.record(name, "exchange_heads", tuple(tensors), made, moves=moves)
+    return made
 
 
 # --- mixtures of experts -----------------------------------------------------------------------
@@ -955,7 +1062,7 @@ def router(
         weights.append(Weight(f"{name}.bias", (experts,)))
     wide = cast(g, f"{name}_input_fp32", x, 4) if dtype == "fp32" else x
     saves = [
-        Save(wide, "input: the weight's gradient needs it", MEGATRON_ROUTER),
+        Save(wide, "input: the weight's gradient needs it", MEGATRON_ROUTER, for_weights=True),
         Save(scores, "scores: their gradient is a function of them", MEGATRON_ROUTER),
         Save(index, "experts of each token, int64", MEGATRON_ROUTER, small=True),
     ]
@@ -977,24 +1084,35 @@ def router(
 
 
 def dispatch(
-    g: Graph, name: str, x: Tensor, routed: Axis, experts: Axis, sorts: bool, bias: bool = False
+    g: Graph,
+    name: str,
+    x: Tensor,
+    routed: Axis,
+    chosen: Axis,
+    experts: Axis,
+    chunks: bool,
+    sorts: bool,
+    bias: bool = False,
 ) -> Tensor:
     """x (s, b, h) -> (routed tokens, h): a copy for each of a token's experts, on their ranks.
 
-    An all-to-all over the experts' ranks, and a gather over their tensor-parallel ranks. Saves the
-    place of each copy: where it is sorted by expert, the order, its inverse and the token of each
-    (int64), and where each expert's begin (int32), with a bias also the expert of each (int64),
-    for its own; other implementations' are not counted.
+    The copies are put in the order of their experts, go to their ranks by an all-to-all and a
+    gather over their tensor-parallel ranks, and where ``chunks`` says so what each rank sent is put
+    in order once more. Saves the place of each copy: where it is sorted by expert, the order, its
+    inverse and the token of each (int64), and where each expert's begin (int32), with a bias also
+    the expert of each (int64), for its own; other implementations' are not counted.
     """
-    out = Tensor(f"{name}_output", (routed, *x.axes[-1:]), x.dtype_bytes)
-    moves = _exchanged(g, out, ("all_gather", "reduce_scatter"))
+    *before, out = [x, *_steps(g, name, x, routed, chosen, experts, chunks)]
     places = [Tensor(f"{name}_{what}", (routed,), 8) for what in ("order", "inverse", "token")]
     if bias:
         places.append(Tensor(f"{name}_expert", (routed,), 8))
     places.append(Tensor(f"{name}_offsets", (g.mesh.experts(experts),), 4))
     reason = "the place of each routed token: gradients go the same way back"
     saves = [Save(place, reason, HF_EXPERTS, small=True) for place in places]
-    g.record(name, "dispatch", (x,), (out,), saves=saves if sorts else (), moves=moves)
+    for old, new in pairwise(before):
+        g.record(new.name, "dispatch", (old,), (new,))
+    moves = _exchanged(g, out, ("all_gather", "reduce_scatter"))
+    g.record(name, "dispatch", before[-1:], (out,), saves=saves if sorts else (), moves=moves)
     return out
 
 
@@ -1020,7 +1138,8 @@ def grouped_linear(
     weights = [Weight(f"{name}.weight", (experts, local, inner))]
     if bias:
         weights.append(Weight(f"{name}.bias", (experts, local)))
-    saves = [Save(_quantised(g, x), "input: the weights' gradients need it", KORTHIKANTI)]
+    reason = "input: the weights' gradients need it"
+    saves = [Save(_quantised(g, x), reason, KORTHIKANTI, for_weights=True)]
     if batched:
         copies = Tensor(f"{name}_weights", (routed, local, inner), x.dtype_bytes)
         saves.append(Save(copies, "a weight for every token: its gradient needs it", HF_BATCHED))
@@ -1037,19 +1156,53 @@ def grouped_linear(
 
 
 def combine(
-    g: Graph, name: str, y: Tensor, weights: Tensor, axes: tuple[Axis, ...], keeps: bool
+    g: Graph,
+    name: str,
+    y: Tensor,
+    weights: Tensor,
+    x: Tensor,
+    chosen: Axis,
+    experts: Axis,
+    chunks: bool,
+    keeps: bool,
 ) -> Tensor:
-    """(routed tokens, h) -> (s, b, h): each token's copies summed, back on the token's rank.
+    """(routed tokens, h) -> x's (s, b, h): each token's copies summed, back on the token's rank.
 
-    Saves, where the copies are weighed here, both factors; where the weights are applied before the
-    experts' second product, nothing.
+    They go back the way that ``dispatch`` sent them. Saves, where the copies are weighed here, both
+    factors; where the weights are applied before the experts' second product, nothing.
     """
-    out = Tensor(f"{name}_output", axes, y.dtype_bytes)
+    out = Tensor(f"{name}_output", x.axes, y.dtype_bytes)
     reason = "factor: the other factor's gradient needs it"
     saves = (Save(y, reason, TORCH_CHAIN), Save(weights, reason, TORCH_CHAIN, small=True))
+    *others, _ = _steps(g, name, x, y.axes[0], chosen, experts, chunks)
+    before = [y, *reversed(others)]
+    for old, new in pairwise(before):
+        g.record(new.name, "combine", (old,), (new,))
     moves = _exchanged(g, y, ("reduce_scatter", "all_gather"))
-    g.record(name, "combine", (y, weights), (out,), saves=saves if keeps else (), moves=moves)
+    last = (before[-1], weights)
+    g.record(name, "combine", last, (out,), saves=saves if keeps else (), moves=moves)
     return out
+
+
+def _steps(
+    g: Graph, name: str, x: Tensor, routed: Axis, chosen: Axis, experts: Axis, chunks: bool
+) -> list[Tensor]:
+    """The copies of tokens, step by step on their way to the experts."""
+    *tokens, features = x.axes
+    whole = type(routed.local) is int and type(g.mesh.x) is int
+    received = -(-routed.local // g.mesh.x) if whole else routed.local / g.mesh.x
+    part = routed._replace(local=received)
+    found: dict[str, tuple[Axis, ...]] = {"sent": (*tokens, chosen)}
+    if g.mesh.e != 1:
+        found["received"] = (part,)
+    if g.mesh.x != 1:
+        found["gathered"] = (routed,)
+    if chunks and g.mesh.experts(experts).local != 1:
+        found["sorted"] = (routed,)
+    *others, _ = found.items()
+    steps = [(f"{name}_{step}", axes) for step, axes in others]
+    steps.append((f"{name}_output", (routed,)))
+    return [Tensor(step, (*axes, features), x.dtype_bytes) for step, axes in steps]
 
 
 def _exchanged(g: Graph, routed: Tensor, ways: tuple[str, str]) -> list[Move]:

@@ -29,5 +29,9 @@ def render(report: Report) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and None as they are; anything else, such as a formula, as its text."""
+    """Numbers, lists and None as they are; anything else, such as a formula, as its text."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
     return value if value is None or isinstance(value, (int, float)) else str(value)

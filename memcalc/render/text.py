@@ -45,7 +45,11 @@ def render(report: Report) -> str:
         emoji=False,
         markup=False,
     )
-    known = [c for c in report.columns if not c.detail or set(report.column(c.name)) - {None}]
+    known = [
+        c
+        for c in report.columns
+        if not c.detail or any(value is not None for value in report.column(c.name))
+    ]
     brief = [column for column in known if not column.detail]
     endless = console.options.update(max_width=10_000)
     for columns, header_width in product((known, brief), (HEADER, 0)):
@@ -108,6 +112,8 @@ def _column(
         name, scale = scales[column.unit]
         header = f"{header.removesuffix(column.unit).rstrip()} {name}".strip()
         return header, ["-" if cell is None else cell for cell in units.column(values, scale)]
+    if column.name.endswith("_error"):  # a ratio, which people read in percent
+        return f"{header} %", ["-" if v is None else f"{100 * v:+.2f}" for v in values]
     return header, [_cell(value, column.unit) for value in values]
 
 

@@ -14,31 +14,38 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.config.config import RunSource, Source
-from memcalc.config.readers import (
-    deepspeed,
-    huggingface,
-    megatron,
-    nanotron,
-    native,
-    neox,
-    yaml,
-)
 from memcalc.errors import ConfigError, InputError
+from memcalc.lazy import resolve
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 SUFFIXES = (".json", ".sh", ".yaml", ".yml")
 
-Read = Callable[[Mapping[str, Any], str], Source | RunSource]
-
-# A format is told by keys that only its files have; of several, by the first.
-READERS: dict[str, tuple[tuple[str, ...], Read]] = {
-    "memcalc": (("memcalc",), native.read),
-    "Hugging Face": (("model_type", "architectures"), huggingface.read),
-    "Megatron-LM": (("MODEL_ARGS",), megatron.read_yaml),
-    "nanotron": (("parallelism", "tokens"), nanotron.read),
-    "gpt-neox": (neox.TELLING, neox.read),
-    "DeepSpeed": (deepspeed.TELLING, deepspeed.read),
+# A format is told by keys that only its files have; of several, by the first. Its reader is
+# imported when a file needs it.
+READERS = {
+    "memcalc": (("memcalc",), "native:read"),
+    "Hugging Face": (("model_type", "architectures"), "huggingface:read"),
+    "Megatron-LM": (("MODEL_ARGS",), "megatron:read_yaml"),
+    "nanotron": (("parallelism", "tokens"), "nanotron:read"),
+    "gpt-neox": (
+        tuple(
+            spelling
+            for key in (
+                *("pipe_parallel_size", "model_parallel_size", "num_layers"),
+                "checkpoint_activations",
+            )
+            for spelling in (key, key.replace("_", "-"))
+        ),
+        "neox:read",
+    ),
+    "DeepSpeed": (
+        (
+            *("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"),
+            *("gradient_accumulation_steps", "activation_checkpointing"),
+        ),
+        "deepspeed:read",
+    ),
 }
 
 _ARGUMENT = re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=\\\"']|$)", re.MULTILINE)
@@ -120,14 +127,14 @@ def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source | Ru
         return _told(parse(data, where), where)
     text = _text(data, where)
     if _is_script(text, suffix):
-        return partial(megatron.read_script, text)
+        return partial(_reads("megatron:read_script"), text)
     if suffix not in (".yaml", ".yml") and text.lstrip().startswith("{"):
         try:
             return _told(parse(data, where), where)
         except InputError:
             if suffix:
                 raise
-    content = yaml.parse(text, where, MAX_DEPTH)
+    content = _reads("yaml:parse")(text, where, MAX_DEPTH)
     if not isinstance(content, dict):
         raise InputError(f"{where}: neither keys with values nor a script with arguments")
     return _told(content, where)
@@ -141,10 +148,16 @@ def _is_script(text: str, suffix: str) -> bool:
     return bool(_ARGUMENT.search(text)) and not _KEY.search(text)
 
 
+def _reads(reader: str) -> Callable[..., Any]:
+    """A function of one of the readers."""
+    found: Callable[..., Any] = resolve(f"{__name__}.{reader}")
+    return found
+
+
 def _told(content: Mapping[str, Any], where: str) -> Callable[[str], Source | RunSource]:
     for keys, reader in READERS.values():
         if any(key in content for key in keys):
-            return partial(reader, content)
+            return partial(_reads(reader), content)
     known = ", ".join(f"{name} ({' or '.join(keys[:2])})" for name, (keys, _) in READERS.items())
     raise InputError(f"{where}: no key tells its format; known are {known}")
 

@@ -6,15 +6,6 @@ from typing import Any
 from memcalc.config.config import RunSource
 from memcalc.config.readers import keys
 
-# Keys of which any tells the format.
-TELLING = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "zero_optimization",
-    "gradient_accumulation_steps",
-    "activation_checkpointing",
-)
-
 UNMODELLED = {
     "compression_training": "what it quantizes or prunes is counted as it was",
     "data_efficiency": "what it routes around layers is counted all the same",
@@ -27,14 +18,15 @@ CHECKPOINTING = {
     "cpu_checkpointing": "less is kept on the GPU than counted",
 }
 USED = """
-    activation_checkpointing bf16 bfloat16 fp16 gradient_accumulation_steps tensor_parallel
+    activation_checkpointing bf16 bfloat16 data_types fp16 gradient_accumulation_steps optimizer
+    tensor_parallel
     train_batch_size train_micro_batch_size_per_gpu zero_optimization
 """.split()  # noqa: SIM905 - words read best as words
 HARMLESS = """
     aio amp autotuning checkpoint comms_logger communication_data_type csv_monitor
-    curriculum_learning data_types disable_allgather dump_state elasticity flops_profiler
+    curriculum_learning disable_allgather dump_state elasticity flops_profiler
     fp32_allreduce gradient_clipping gradient_predivide_factor load_universal_checkpoint
-    memory_breakdown monitor_config optimizer prescale_gradients scheduler
+    memory_breakdown monitor_config prescale_gradients scheduler
     seq_parallel_communication_data_type sparse_gradients steps_per_print tensorboard
     torch_autocast wall_clock_breakdown wandb zero_allow_untested_optimizer
     zero_force_ds_cpu_optimizer
@@ -58,12 +50,15 @@ def read(content: Mapping[str, Any], name: str) -> RunSource:
         keys.count(said, "gradient_accumulation_steps"),
         keys.count(said, "train_batch_size"),
     )
+    precision = keys.precision(said)
     found = {
-        "precision": keys.precision(said),
+        "precision": precision,
         "tp": keys.count(keys.section(said, "tensor_parallel"), "autotp_size"),
     }
     settings |= {key: value for key, value in found.items() if value is not None}
-    unmodelled = keys.lines(said, UNMODELLED, (*USED, *HARMLESS))
+    settings |= keys.sharding(said, precision)
+    unmodelled = keys.lines(said, UNMODELLED, (*USED, *HARMLESS)) + keys.offloads(said)
+    settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
     checkpointing = keys.section(said, "activation_checkpointing")
     unmodelled += keys.lines(checkpointing, CHECKPOINTING, checkpointing)
     if checkpointing:

@@ -99,6 +99,62 @@ def zero(content: Mapping[str, Any]) -> list[str]:
     return [f"ZeRO stage {str(stage)[:10]} leaves activations as they are"] if stage else []
 
 
+def sharding(content: Mapping[str, Any], precision: str | None) -> dict[str, Any]:
+    """How DeepSpeed's ``zero_optimization`` splits states, and in what type it sums gradients.
+
+    That is the weights' type, but for bf16 without ZeRO (DeepSpeed runtime/engine.py,
+    ``get_data_types``).
+
+    >>> sharding({"zero_optimization": {"stage": 2}}, "bf16")
+    {'main_grads': 'bf16', 'zero': 2, 'sharder': 'deepspeed'}
+
+    Raises:
+        InputError: A value is of another kind than its key's.
+    """
+    zero_ = section(content, "zero_optimization")
+    stage = count(zero_, "stage")
+    narrow = precision == "fp16" or (precision == "bf16" and stage)
+    types = section(content, "data_types")
+    grads = word(types, "grad_accum_dtype", _TYPES, str(precision) if narrow else "fp32")
+    found = {} if grads == "fp32" else {"main_grads": grads}
+    if stage:
+        found |= {"zero": stage, "sharder": "deepspeed"}
+    size = zero_.get("reduce_bucket_size")
+    if stage and isinstance(size, (int, float)) and 1 <= size < 2**40:
+        found["bucket"] = int(size)
+    return found
+
+
+_TYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd", "muon": "muon"}
+
+
+def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
+    """The optimizer of a name; of another, a line says that it is counted as Adam.
+
+    >>> optimizer("AdamW", []), optimizer(None, [])
+    ({'optimizer': 'adam'}, {})
+    """
+    if name is None:
+        return {}
+    found = _OPTIMIZERS.get(str(name).lower())
+    if found is None:
+        unmodelled.append(
+            f"optimizer {shown(str(name))} is not modelled: Adam's states are counted"
+        )
+    return {"optimizer": found or "adam"}
+
+
+def offloads(content: Mapping[str, Any]) -> list[str]:
+    """A line for each of DeepSpeed's offloads, of which states are counted on the GPU."""
+    zero = section(content, "zero_optimization")
+    return [
+        f"{key} is not modelled: less is kept on the GPU than counted"
+        for key in ("offload_optimizer", "offload_param")
+        if section(zero, key).get("device", "none") != "none"
+    ]
+
+
 def batch(
     micro: int | None, accumulation: int | None, total: int | None
 ) -> tuple[dict[str, Any], int | None]:

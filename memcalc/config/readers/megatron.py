@@ -11,27 +11,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from memcalc.config import fields, recompute
+from memcalc.config import fields, pipeline, recompute
 from memcalc.config.config import RunSource, Source
+from memcalc.config.environment import Environment
 from memcalc.config.model import Model
 from memcalc.config.readers import shell
 from memcalc.config.readers.megatron_names import (
     ACTIVATIONS,
     BACKENDS,
     CONTEXT_KINDS,
+    CROSS_ENTROPIES,
     FLAGS,
     HARMLESS,
     HARMLESS_FAMILIES,
     IMPLEMENTATIONS,
     LAUNCHER,
     NORMS,
+    OPTIMIZERS,
     POSITIONS,
+    SHARDING,
     SIZES,
     TELLING,
     UNMODELLED,
     UNMODELLED_VALUES,
     VALUES,
 )
+from memcalc.config.run import MOMENTS
 from memcalc.errors import ConfigError, InputError, nearest
 
 Answer = TypeVar("Answer")
@@ -147,8 +152,16 @@ def read_script(text: str, name: str) -> Source | RunSource:
     return _source(said, name, _world(said, script), programs)
 
 
-def read_yaml(content: Mapping[str, Any], name: str) -> Source | RunSource:
-    """What a YAML of ``MODEL_ARGS`` says; ``name`` is what to call the model.
+def read_yaml(
+    content: Mapping[str, Any], name: str, world: int | None = None, program: str = ""
+) -> Source | RunSource:
+    """What a YAML of ``MODEL_ARGS`` says.
+
+    Args:
+        content: The YAML.
+        name: What to call the model.
+        world: The GPUs that it runs on, where that is known.
+        program: The file name of the program that is given the arguments.
 
     Raises:
         InputError: ``MODEL_ARGS`` does not hold arguments.
@@ -167,7 +180,7 @@ def read_yaml(content: Mapping[str, Any], name: str) -> Source | RunSource:
         for key, value in given.items()
         if value is not None and value is not False
     }
-    return _source(_Arguments(words), name, None, ())
+    return _source(_Arguments(words), name, world, {program})
 
 
 def _yaml_words(key: str, value: Any) -> list[str]:
@@ -300,11 +313,17 @@ def _source(
 ) -> Source | RunSource:
     """What arguments say, with or without a model."""
     settings = {**_parallel(said, world), **_run(said)}
+    settings |= said.run(_states, said, settings["precision"]) or {}
     model = None
     if any(size in said.words for size in SIZES):
         model = _model(said, name, settings["tp"] or 1, programs)
     layers = model.layers if model else None
-    settings["vpp"] = said.run(_chunks, said, layers, settings["pp"] or 1)
+    settings |= said.run(_spread, said) or {}
+    settings["vpp"] = said.run(_chunks, said, layers, settings)
+    if settings["vpp"] in (None, 1):
+        settings["microbatch_group_size"] = None  # of no interleaved schedule
+    if settings["pp"] in (None, 1):
+        settings |= {"first_stage_layers": None, "last_stage_layers": None}
     settings |= said.run(_recompute, said) or {}
     _tell(said)
     known = {key: value for key, value in settings.items() if value is not None}
@@ -315,7 +334,7 @@ def _source(
 def _tell(said: _Arguments) -> None:
     """A line for each argument that is not modelled, and one for all that are not known."""
     for name, reason in UNMODELLED.items():
-        if said.flag(name) and list(said.words[name]) not in (["none"], ["0"]):
+        if said.flag(name) and list(said.words[name]) not in (["none"], ["0"], ["local"]):
             said.unmodelled.append(f"--{name} is not modelled: {reason}")
     for (name, value), reason in UNMODELLED_VALUES.items():
         if value in said.words.get(name, ()):
@@ -365,7 +384,10 @@ def _run(said: _Arguments) -> dict[str, Any]:
     implementation = said.run(said.word, "transformer-impl", IMPLEMENTATIONS)
     if said.flag("use-legacy-models"):
         implementation = "megatron-local"
+    if said.text("spec") == "local":
+        implementation = "megatron-local"
     attention = said.run(said.word, "attention-backend", BACKENDS)
+    kernel = said.text("attention-backend")
     if implementation == "megatron-local" and said.flag("use-flash-attn"):
         attention = "flash"
     length = "encoder-seq-length" if "encoder-seq-length" in said.words else "seq-length"
@@ -376,13 +398,93 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "precision": precision,
         "implementation": implementation or "megatron",
         "attention": attention or None,
+        "batch_first": {"flash": True, "fused": False}.get(kernel or ""),
+        "fused_gate": False if said.flag("no-bias-swiglu-fusion") else None,
+        "softmax_fp32": said.flag("no-masked-softmax-fusion") or None,
+        "cross_entropy": said.run(_cross_entropy, said),
+        "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",
+        "environment": said.run(_environment, said),
     }
 
 
-def _chunks(said: _Arguments, layers: int | None, stages: int) -> int | None:
+def _cross_entropy(said: _Arguments) -> str | None:
+    """How the loss is made of logits."""
+    if not said.flag("cross-entropy-loss-fusion"):
+        return None
+    return said.word("cross-entropy-fusion-impl", CROSS_ENTROPIES) or "native"
+
+
+def _environment(said: _Arguments) -> Environment:
+    """What decides which buffers there are."""
+    limit = said.count("wgrad-deferral-limit") or 2**31
+    return Environment(
+        deterministic=said.flag("deterministic-mode"),
+        fused_gradients=not said.flag("no-gradient-accumulation-fusion"),
+        deferred_gradients=limit if said.flag("defer-embedding-wgrad-compute") else 0,
+        loader_mask=not said.flag("no-create-attention-mask-in-dataloader"),
+    )
+
+
+def _spread(said: _Arguments) -> dict[str, Any]:
+    """How the layers are spread over the pipeline."""
+    return {
+        "first_stage_layers": said.count("decoder-first-pipeline-num-layers"),
+        "last_stage_layers": said.count("decoder-last-pipeline-num-layers"),
+        "layout": said.text("pipeline-model-parallel-layout"),
+        "embedding_as_layer": said.flag("account-for-embedding-in-pipeline-split") or None,
+        "loss_as_layer": said.flag("account-for-loss-in-pipeline-split") or None,
+        "microbatch_group_size": said.count("microbatch-group-size-per-virtual-pipeline-stage"),
+    }
+
+
+def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
+    """The optimizer, and the types and the shards of what it keeps.
+
+    Gradients are summed in fp32 under bf16, and in fp16 under fp16, unless an argument says
+    otherwise; the dtypes of a precision-aware optimizer need the flag that asks for one.
+    """
+    settings: dict[str, Any] = {
+        "optimizer": said.word("optimizer", OPTIMIZERS),
+        "distributed_optimizer": said.flag("use-distributed-optimizer") or None,
+        "shard_copies": said.count("num-distributed-optimizer-instances"),
+        "fp8_params": said.flag("fp8-param-gather") or None,
+    }
+    if said.flag("use-megatron-fsdp"):
+        strategy = said.word("data-parallel-sharding-strategy", SHARDING)
+        settings |= {"distributed_optimizer": None, "zero": int(strategy or 0)}
+    if settings["shard_copies"] is not None and not (
+        settings["distributed_optimizer"] or settings.get("zero")
+    ):
+        settings["shard_copies"] = None
+    if said.flag("grad-reduce-in-bf16"):
+        settings["main_grads"] = "bf16"
+    elif precision == "fp16" and not said.flag("accumulate-allreduce-grads-in-fp32"):
+        settings["main_grads"] = "fp16"
+    if not said.flag("use-precision-aware-optimizer"):
+        return settings
+    main = said.text("main-params-dtype") or "fp32"
+    moments = {said.text(f"exp-avg{which}-dtype") or "fp32" for which in ("", "-sq")}
+    if len(moments) > 1:
+        said.unmodelled.append(
+            "moments of two types are not modelled: both are counted in that of more bytes"
+        )
+    remainder = main == "fp32" and precision == "bf16"  # it stores what bf16 leaves out
+    return settings | {
+        "main_grads": said.text("main-grads-dtype") or "fp32",
+        "main_params": "remainder" if remainder else main,
+        "moments": max(moments, key=lambda name: MOMENTS.get(name, 0)),
+    }
+
+
+def _chunks(said: _Arguments, layers: int | None, settings: Mapping[str, Any]) -> int | None:
     """Virtual stages of a pipeline rank."""
+    stages = settings["pp"] or 1
     virtual = said.count("num-virtual-stages-per-pipeline-rank")
     each = said.count("num-layers-per-virtual-pipeline-stage")
+    if settings.get("layout") is not None and stages > 0:
+        chunks = len(pipeline.layout(settings["layout"]))
+        fields.divides(("pipeline parallel", stages), ("chunks of the layout", chunks))
+        return chunks // stages
     if each is not None and virtual is not None:
         raise ConfigError(
             "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
@@ -390,6 +492,7 @@ def _chunks(said: _Arguments, layers: int | None, stages: int) -> int | None:
         )
     if each is None or layers is None:
         return virtual
+    layers += bool(settings.get("embedding_as_layer")) + bool(settings.get("loss_as_layer"))
     if min(each, stages) < 1 or layers % (each * stages):
         raise ConfigError(
             f"--num-layers-per-virtual-pipeline-stage {each} x pipeline parallel {stages} does "
@@ -481,8 +584,11 @@ def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Mod
         "vocab_size": _vocabulary(said, tp),
         "max_seq_length": said.count("max-position-embeddings"),
         "mtp_layers": said.count("mtp-num-layers"),
-        "causal": not any(program.startswith("pretrain_bert") for program in programs),
     }
+    if any(program.startswith("pretrain_bert") for program in programs):
+        binary = not said.flag("bert-no-binary-head")
+        facts |= {"causal": False, "head_transform": True, "head_bias": True, "pooled": binary}
+        facts["token_types"] = 2 if binary else None
     if any(program.startswith("pretrain_t5") for program in programs):
         said.unmodelled.append("pretrain_t5 trains two stacks of layers: one is counted")
     stated = {fact: value for fact, value in facts.items() if value is not None}

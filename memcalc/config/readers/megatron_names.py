@@ -2,16 +2,11 @@
 
 # What changes memory where it is set, and is not modelled: argument -> the likely sign, and why.
 UNMODELLED = {
-    "account-for-embedding-in-pipeline-split": "stages are counted as equally long",
-    "account-for-loss-in-pipeline-split": "stages are counted as equally long",
     "apply-residual-connection-post-layernorm": "residuals are counted before the norm",
     "cpu-offloading": "less is kept on the GPU than counted",
     "cpu-offloading-num-layers": "less is kept on the GPU than counted",
     "cuda-graph-impl": "more than counted: graphs hold buffers of their own",
-    "decoder-first-pipeline-num-layers": "stages are counted as equally long",
-    "decoder-last-pipeline-num-layers": "stages are counted as equally long",
     "decoder-num-layers": "the decoder's layers are not counted",
-    "defer-embedding-wgrad-compute": "more than counted: the head's inputs are kept longer",
     "delay-wgrad-compute": "more than counted: inputs are kept until weights' gradients are due",
     "distribute-saved-activations": "less than counted: kept inputs are split over ranks",
     "enable-gpt-oss": "the defaults that it stands for are not read",
@@ -28,13 +23,9 @@ UNMODELLED = {
     "is-hybrid-model": "layers of state-space models are counted as attention",
     "moe-pad-expert-input-to-capacity": "more than counted: experts' inputs are padded",
     "moe-router-padding-for-fp8": "more than counted: experts' inputs are padded",
-    "no-bias-gelu-fusion": "more than counted: several operations keep what one kernel does not",
-    "no-bias-swiglu-fusion": "more than counted: several operations keep what one kernel does not",
     "overlap-moe-expert-parallel-comm": "more than counted: two micro-batches at once",
-    "overlap-param-gather": "more than counted: a bucket of gathered weights",
-    "overlap-param-gather-with-optimizer-step": "more than counted: a bucket of gathered weights",
+    "optimizer-cpu-offload": "less is kept on the GPU than counted",
     "perform-rl-step": "buffers of inference are not counted",
-    "pipeline-model-parallel-layout": "stages are counted as equally long",
     "qk-l2-norm": "more than counted: query and key pass a norm without weights",
     "quick-geglu": "counted as GeGLU",
     "retro-add-retriever": "the retriever is not counted",
@@ -46,7 +37,7 @@ UNMODELLED = {
 
 # The same, where a value, not the argument, is what changes memory.
 UNMODELLED_VALUES = {
-    ("moe-token-dispatcher-type", "allgather"): "more than counted: tokens of all ranks are kept",
+    ("moe-token-dispatcher-type", "flex"): "counted as all-to-all",
     ("position-embedding-type", "relative"): "the attention's bias is not counted",
     ("softmax-type", "off-by-one"): "counted as the plain softmax",
     ("cp-comm-type", "a2a+p2p"): "counted as p2p",
@@ -55,65 +46,59 @@ UNMODELLED_VALUES = {
 # What changes no activation: bookkeeping, optimizer, learning rate, data, numbers within a kernel.
 HARMLESS = set(
     """
-    accumulate-allreduce-grads-in-fp32 activation-func-clamp-value app-tag-run-name
-    app-tag-run-version apply-layernorm-1p async-save auto-detect-ckpt-format
-    barrier-with-L1-time bert-no-binary-head bias-dropout-fusion bias-gelu-fusion
+    activation-func-clamp-value app-tag-run-name app-tag-run-version apply-layernorm-1p
+    async-save auto-detect-ckpt-format barrier-with-L1-time bias-dropout-fusion bias-gelu-fusion
     bias-swiglu-fusion calculate-per-token-loss check-for-large-grads
     check-for-nan-in-loss-and-grad check-for-spiky-loss
     check-weight-hash-across-dp-replicas-interval classes-fraction clip-grad
-    create-attention-mask-in-dataloader cross-entropy-fusion-impl cross-entropy-loss-fusion
-    cuda-graph-scope cuda-graph-warmup-steps data-parallel-random-init
-    data-parallel-sharding-strategy dataloader-type ddp-average-in-collective DDP-impl
-    decoupled-lr decoupled-min-lr deepspeed deepspeed-activation-checkpointing deepspeed-config
-    deterministic-mode disable-bf16-reduced-precision-matmul
+    create-attention-mask-in-dataloader cuda-graph-scope cuda-graph-warmup-steps
+    data-parallel-random-init dataloader-type ddp-average-in-collective DDP-impl decoupled-lr
+    decoupled-min-lr deepspeed deepspeed-activation-checkpointing deepspeed-config
+    disable-bf16-reduced-precision-matmul disable-gloo-process-groups
     distrib-optim-fully-reshardable-mem-efficient empty-unused-memory-level enable-experimental
-    enable-ft-package enable-gloo-process-groups end-weight-decay eod-mask-loss exp-avg-dtype
-    exp-avg-sq-dtype finetune first-last-layers-bf16 fp16-lm-cross-entropy fp4-param-gather
-    fp4-recipe glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-fusion
-    high-priority-stream-groups hysteresis init-model-with-meta-device initial-loss-scale
-    keep-fp8-transpose-cache layernorm-epsilon lazy-mpu-init legacy-tokenizer local-rank
-    loss-scale loss-scale-window main-grads-dtype main-params-dtype manual-gc manual-gc-eval
-    manual-gc-interval merge-file mid-level-dataset-surplus min-loss-scale min-lr mmap-bin-files
-    mock-data moe-apply-probs-on-input moe-deepep-num-sms moe-enable-deepep moe-extended-tp
-    moe-grouped-gemm moe-input-jitter-eps moe-per-layer-logging moe-permute-fusion
+    enable-ft-package enable-gloo-process-groups end-weight-decay eod-mask-loss finetune
+    first-last-layers-bf16 fp16-lm-cross-entropy fp4-param-gather fp4-recipe glu-linear-offset
+    gradient-accumulation-fusion high-priority-stream-groups hysteresis
+    init-model-with-meta-device initial-loss-scale keep-fp8-transpose-cache layernorm-epsilon
+    lazy-mpu-init legacy-tokenizer local-rank loss-scale loss-scale-window manual-gc
+    manual-gc-eval manual-gc-interval merge-file mid-level-dataset-surplus min-loss-scale min-lr
+    mmap-bin-files mock-data moe-apply-probs-on-input moe-deepep-num-sms moe-enable-deepep
+    moe-extended-tp moe-input-jitter-eps moe-per-layer-logging moe-permute-fusion
     moe-shared-expert-overlap moe-token-dispatcher-type moe-token-drop-policy
     moe-upcycling-granularity moe-use-legacy-grouped-gemm moe-use-upcycling moe-z-loss-coeff
     mrope-section mscale mscale-all-dim mtp-loss-scaling-factor nccl-communicator-config-path
     nccl-ub no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
-    no-barrier-with-level-1-timing no-bias-dropout-fusion no-check-for-nan-in-loss-and-grad
-    no-ckpt-fully-parallel-save no-create-attention-mask-in-dataloader no-data-sharding
-    no-gradient-accumulation-fusion no-initialization no-load-optim no-load-rng
-    no-log-loss-scale-to-tensorboard no-masked-softmax-fusion no-mmap-bin-files no-one-logger
-    no-overlap-p2p-communication no-persist-layer-norm no-pipeline-parallel
-    no-query-key-layer-scaling no-rope-freq no-rope-fusion no-save-optim no-save-rng
-    no-scatter-gather-tensors-in-pipeline non-persistent-ckpt-type norm-epsilon
-    num-dataset-builder-threads num-distributed-optimizer-instances num-layers-at-end-in-bf16
-    num-layers-at-start-in-bf16 num-workers onnx-safe optimizer optimizer-cpu-offload
-    optimizer-offload-fraction outer-dp-sharding-strategy overlap-cpu-optimizer-d2h-h2d
-    overlap-grad-reduce overlap-p2p-communication overlap-p2p-communication-warmup-flush
-    override-opt-param-scheduler per-split-data-args-path persist-layer-norm
-    pytorch-profiler-collect-callstack replication replication-factor replication-jump
-    reset-attention-mask reset-position-ids result-rejected-tracker-filename rope-type
-    run-workload-inspector-server seed sgd-momentum sharp-enabled-group short-seq-prob
-    skip-train split start-weight-decay symmetric-ar-type te-rng-tracker
-    tiktoken-num-special-tokens tiktoken-pattern tiktoken-special-tokens use-checkpoint-args
-    use-checkpoint-opt-param-scheduler use-cpu-initialization use-dist-ckpt
-    use-distributed-optimizer use-mcore-models use-mp-args-from-checkpoint-args use-nccl-ub
-    use-one-sent-docs use-persistent-ckpt-worker use-precision-aware-optimizer
-    use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling use-sharp
-    use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping vocab-extra-ids vocab-file
-    warmup weight-decay weight-decay-incr-style wgrad-deferral-limit world-size yaml-cfg
+    no-barrier-with-level-1-timing no-bias-dropout-fusion no-bias-gelu-fusion
+    no-check-for-nan-in-loss-and-grad no-ckpt-fully-parallel-save no-data-sharding
+    no-initialization no-load-optim no-load-rng no-log-loss-scale-to-tensorboard
+    no-mmap-bin-files no-one-logger no-overlap-p2p-communication no-persist-layer-norm
+    no-pipeline-parallel no-query-key-layer-scaling no-rope-freq no-rope-fusion no-save-optim
+    no-save-rng no-scatter-gather-tensors-in-pipeline non-persistent-ckpt-type norm-epsilon
+    num-dataset-builder-threads num-layers-at-end-in-bf16 num-layers-at-start-in-bf16
+    num-workers onnx-safe optimizer-offload-fraction outer-dp-sharding-strategy
+    overlap-cpu-optimizer-d2h-h2d overlap-grad-reduce overlap-p2p-communication
+    overlap-p2p-communication-warmup-flush overlap-param-gather
+    overlap-param-gather-with-optimizer-step override-opt-param-scheduler
+    per-split-data-args-path persist-layer-norm pytorch-profiler-collect-callstack replication
+    replication-factor replication-jump reset-attention-mask reset-position-ids
+    result-rejected-tracker-filename rope-type run-workload-inspector-server seed sgd-momentum
+    sharp-enabled-group short-seq-prob skip-train split start-weight-decay symmetric-ar-type
+    te-rng-tracker tiktoken-num-special-tokens tiktoken-pattern tiktoken-special-tokens
+    use-checkpoint-args use-checkpoint-opt-param-scheduler use-cpu-initialization use-dist-ckpt
+    use-mcore-models use-mp-args-from-checkpoint-args use-nccl-ub use-one-sent-docs
+    use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling
+    use-sharp use-tokenizer-model-from-checkpoint-args use-tp-pp-dp-mapping verify-integrity
+    vocab-extra-ids vocab-file warmup weight-decay weight-decay-incr-style world-size yaml-cfg
     zero-stage
     """.split()  # noqa: SIM905 - words read best as words
 )
 HARMLESS_FAMILIES = tuple(
     """
     adam- ckpt- config-logger- data- dataset- ddp- disable-straggler- disable-symmetric-
-    dist-ckpt- distributed- eval- exit- expert-init export- fp8- inference- init-method
-    inprocess- iterations- load log- logging- lr master- microbatch-group-size- moe-aux-loss-
-    moe-router- muon- no-fp8- node-rank non-persistent- one-logger- profile rdzv- record-memory-
-    rerun- rope- rotary- save straggler- tensorboard- test- timing- tokenizer- train- valid-
-    wandb-
+    dist-ckpt- distributed- eval- exit- expert-init export- fim- fp8- inference- init-method
+    inprocess- iterations- load log- logging- lr master- moe-aux-loss- moe-router- muon- no-fp8-
+    node-rank non-persistent- one-logger- profile rdzv- record-memory- rerun- rope- rotary- save
+    straggler- tensorboard- test- timing- tokenizer- train- valid- wandb-
     """.split()  # noqa: SIM905 - as above
 )
 
@@ -147,34 +132,47 @@ BACKENDS = {
     "unfused": "unfused",
     "local": "unfused",
 }
+CROSS_ENTROPIES = {"native": "native", "te": "te", "linear": "chunked"}
 IMPLEMENTATIONS = {"transformer_engine": "megatron", "local": "megatron-local"}
 # What is read, by how it stands: alone, or before a value.
 FLAGS = set(
     """
-    add-qkv-bias apply-query-key-layer-scaling attention-softmax-in-fp32 bf16
-    checkpoint-activations disable-bias-linear fp16 group-query-attention moe-layer-recompute
-    moe-shared-expert-gate multi-latent-attention no-position-embedding openai-gelu qk-layernorm
+    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
+    accumulate-allreduce-grads-in-fp32 add-qkv-bias apply-query-key-layer-scaling
+    attention-softmax-in-fp32 bert-no-binary-head bf16 checkpoint-activations
+    cross-entropy-loss-fusion defer-embedding-wgrad-compute deterministic-mode
+    disable-bias-linear fp16 fp8-param-gather grad-reduce-in-bf16 group-query-attention
+    moe-grouped-gemm moe-layer-recompute moe-shared-expert-gate multi-latent-attention
+    no-bias-swiglu-fusion no-create-attention-mask-in-dataloader no-gradient-accumulation-fusion
+    no-masked-softmax-fusion no-position-embedding openai-gelu qk-layernorm
     recompute-activations sequence-parallel squared-relu swiglu
-    untie-embeddings-and-output-weights use-flash-attn use-legacy-models
-    use-rotary-position-embeddings
+    untie-embeddings-and-output-weights use-distributed-optimizer use-flash-attn
+    use-legacy-models use-precision-aware-optimizer use-rotary-position-embeddings
     """.split()  # noqa: SIM905 - words read best as words
 )
 VALUES = set(
     """
     activations-checkpoint-method attention-backend attention-dropout context-parallel-size
-    cp-comm-type encoder-num-layers encoder-seq-length expert-model-parallel-size
-    expert-tensor-parallel-size extra-vocab-size ffn-hidden-size global-batch-size
-    hidden-dropout hidden-size kv-channels kv-lora-rank make-vocab-size-divisible-by
-    max-position-embeddings micro-batch-size moe-expert-capacity-factor moe-ffn-hidden-size
-    moe-layer-freq moe-router-score-function moe-router-topk moe-shared-expert-intermediate-size
-    mtp-num-layers normalization num-attention-heads num-experts num-layers
+    cp-comm-type cross-entropy-fusion-impl data-parallel-sharding-strategy
+    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers encoder-num-layers
+    encoder-seq-length expert-model-parallel-size expert-tensor-parallel-size extra-vocab-size
+    ffn-hidden-size global-batch-size hidden-dropout hidden-size kv-channels kv-lora-rank
+    main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
+    micro-batch-size moe-expert-capacity-factor moe-ffn-hidden-size moe-layer-freq
+    moe-router-score-function moe-router-topk moe-shared-expert-intermediate-size mtp-num-layers
+    normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
     num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
-    padded-vocab-size pipeline-model-parallel-size position-embedding-type q-lora-rank
-    qk-head-dim qk-pos-emb-head-dim rampup-batch-size recompute-granularity recompute-method
-    recompute-modules recompute-num-layers seq-length softmax-type tensor-model-parallel-size
-    transformer-impl v-head-dim vocab-size window-attn-skip-freq window-size
+    optimizer padded-vocab-size pipeline-model-parallel-layout pipeline-model-parallel-size
+    position-embedding-type q-lora-rank qk-head-dim qk-pos-emb-head-dim rampup-batch-size
+    recompute-granularity recompute-method recompute-modules recompute-num-layers seq-length
+    softmax-type tensor-model-parallel-size transformer-impl v-head-dim vocab-size
+    wgrad-deferral-limit window-attn-skip-freq window-size
     """.split()  # noqa: SIM905 - as above
 )
+
+OPTIMIZERS = {"adam": "adam", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+# Megatron-FSDP's words for what is split over data-parallel ranks, as levels of ZeRO.
+SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
 
 # Activations by the flag that chooses them; without one it is GeLU.
 ACTIVATIONS = {

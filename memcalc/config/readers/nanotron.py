@@ -54,7 +54,7 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     unmodelled: list[str] = []
     assumed = _zero(content)
     settings, accumulation = _tokens(keys.section(content, "tokens"))
-    settings = {**_parallel(spread, unmodelled), **settings}
+    settings = {**_parallel(spread, unmodelled), **settings, **_states(content, unmodelled)}
     if "dtype" in model:
         settings["precision"] = keys.word(model, "dtype", PRECISIONS, "bfloat16")
     if "model_config" not in model:
@@ -72,6 +72,18 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
 def _zero(content: Mapping[str, Any]) -> list[str]:
     stage = keys.section(content, "optimizer").get("zero_stage")
     return keys.zero({"zero_optimization": {"stage": stage}})
+
+
+def _states(content: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]:
+    """The optimizer, whose states data-parallel ranks may split, and the type of gradients."""
+    said = keys.section(content, "optimizer")
+    factory = keys.section(said, "optimizer_factory")
+    settings = keys.optimizer(factory.get("name"), unmodelled)
+    if stage := keys.count(said, "zero_stage"):
+        settings |= {"zero": stage, "sharder": "nanotron"}
+    if not keys.flag(said, "accumulate_grad_in_fp32", True):
+        settings["main_grads"] = "bf16"
+    return settings
 
 
 def _tokens(tokens: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:

@@ -12,13 +12,6 @@ from memcalc.config.readers import keys
 from memcalc.config.readers.shell import shown
 from memcalc.errors import ConfigError, InputError
 
-# Keys of which any tells the format, in both spellings.
-TELLING = tuple(
-    spelling
-    for key in ("pipe_parallel_size", "model_parallel_size", "num_layers", "checkpoint_activations")
-    for spelling in (key, key.replace("_", "-"))
-)
-
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 NORMS = {
     "layernorm": "layernorm",
@@ -51,7 +44,7 @@ USED = """
     attention_softmax_in_fp32 bf16 bfloat16 checkpoint_activations checkpoint_num_layers
     expansion_factor fp16 gpt_j_residual gpt_j_tied gradient_accumulation_steps hidden_dropout
     intermediate_size make_vocab_size_divisible_by max_position_embeddings mlp_multiple_of
-    mlp_type model_parallel_size no_weight_tying norm num_kv_heads padded_vocab_size
+    mlp_type model_parallel_size no_weight_tying norm num_kv_heads optimizer padded_vocab_size
     pipe_parallel_size pos_emb precision seq_length sequence_parallel sliding_window_width
     train_batch_size train_micro_batch_size_per_gpu use_bias_in_attn_linear use_bias_in_mlp
     use_qk_layernorm vocab_size zero_optimization
@@ -63,7 +56,7 @@ HARMLESS = """
     iteration keep_last_n_checkpoints label_data_paths launcher layernorm_epsilon load
     local_rank log_dir loss_scale lr_decay_iters lr_decay_style master_port max_grad_norm
     merge_file min_lr momentum mup_attn_temp no_ssh_check num_gpus num_nodes num_workers
-    opt_pos_emb_offset optimizer optimizer_type output_layer_init_method
+    opt_pos_emb_offset optimizer_type output_layer_init_method
     output_layer_parallelism pack_impl pipe_partition_method prescale_gradients rms_norm_epsilon
     rope_fusion rotary_emb_base rotary_interleaved rotary_pct rotary_save_freqs_buffer s3_path
     save scaled_masked_softmax_fusion scaled_upper_triang_masked_softmax_fusion scheduler seed
@@ -92,7 +85,9 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     said = _underscored(content)
     assumed = keys.zero(said)
     settings, accumulation = _run(said)
-    unmodelled = _lines(said)
+    unmodelled = _lines(said) + keys.offloads(said)
+    settings |= keys.sharding(said, settings.get("precision"))
+    settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
     settings |= _recompute(said, unmodelled)
     if not any(size in said for size in SIZES):
         return RunSource(settings, tuple(assumed), tuple(unmodelled), accumulation)

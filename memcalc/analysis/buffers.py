@@ -1,0 +1,201 @@
+"""What a GPU holds beside states and activations: workspaces, and buffers that frameworks keep.
+
+Every function answers with parts that are there on one rank of one stage, or with none.
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+from memcalc.analysis.parameters import OF_EXPERTS
+from memcalc.analysis.parts import Part
+from memcalc.analysis.schedule import places
+from memcalc.analysis.stages import chunks, output_bytes
+from memcalc.blocks.head import head_graph
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.config.gpus import gpu
+from memcalc.units import MIB
+
+PYTORCH_CUBLAS = "PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize"
+TE_WORKSPACE = "Transformer Engine cpp_extensions/gemm.py: get_cublas_workspace_size_bytes"
+TE_STREAMS = "Transformer Engine cpp_extensions/gemm.py: get_cublas_workspace, grouped_gemm"
+TE_DUMMY = "Transformer Engine module/base.py: get_dummy_wgrad"
+MEGATRON_BUFFER = "Megatron-core tensor_parallel/layers.py: get_global_memory_buffer"
+MEGATRON_SCORES = "Megatron-core transformer/dot_product_attention.py: matmul_input_buffer"
+MEGATRON_PIPELINE = "Megatron-core pipeline_parallel/schedules.py: set_input_tensor, retain_grad"
+MEGATRON_P2P = "Megatron-core pipeline_parallel/schedules.py, p2p_communication.py"
+MEGATRON_DEFERRED = "Megatron-core tensor_parallel/layers.py: grad_output_buffer"
+MEGATRON_MASK = (
+    "Megatron-LM megatron/core/datasets/gpt_dataset.py: _get_ltor_masks_and_position_ids"
+)
+MEGATRON_ROTARY = "Megatron-core models/common/embeddings/rotary_pos_embedding.py: lru_cache"
+
+HANDLES = 2  # of cuBLAS: one of the thread that runs forward, one of autograd's
+GROUPED_STREAMS = 4  # of Transformer Engine's grouped products
+FRAMEWORK = "framework-dependent"
+
+
+def lasting(config: Config, stage: int) -> list[Part]:
+    """The buffers that are there from the first step to the last.
+
+    >>> from memcalc.config import load
+    >>> config = load("llama-3-8b", tp=2, sp=True, gpu="h100", implementation="megatron")
+    >>> [buffer.name for buffer in lasting(config, 0)][:2]
+    ['cuBLAS workspaces', 'Transformer Engine workspace']
+    """
+    found = [*_workspaces(config), *_dummies(config, stage), *_gathered(config, stage)]
+    found += _rotary(config)
+    return [buffer for buffer in found if buffer.bytes]
+
+
+def between_steps(config: Config, stage: int) -> list[Part]:
+    """What the pipeline's schedule keeps when a step is over."""
+    chunks_ = config.parallel.chunks_per_rank
+    if config.parallel.pp == 1 or not is_megatron(config):
+        return []
+    received = chunks_ - has_embedding(config, stage)
+    number = 2 * received * output_bytes(config)
+    name = "last input of each chunk, with its gradient"
+    found = [_buffer(name, number, MEGATRON_PIPELINE)]
+    return [buffer for buffer in found if buffer.bytes]
+
+
+def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
+    """What the pipeline's schedule and the data loader hold while a micro-batch passes.
+
+    Args:
+        config: The model, its parallelism and its run.
+        stage: The stage, counted from 0.
+        phase: ``forward`` or ``backward``.
+    """
+    parallel, found = config.parallel, []
+    if not is_megatron(config):
+        return []
+    if parallel.pp > 1 and not (has_embedding(config, stage) and parallel.chunks_per_rank == 1):
+        if parallel.chunks_per_rank > 1:
+            name, number = "input, output's gradient and input's gradient on their way", 3
+        elif phase == "forward":
+            name, number = "micro-batch before: its input, with its gradient", 2
+        else:
+            name, number = "micro-batch before: its input's gradient", 1
+        found.append(_buffer(name, number * output_bytes(config), MEGATRON_P2P))
+    at_an_end = has_embedding(config, stage) or has_head(config, stage)
+    if phase == "forward" and at_an_end and config.run.environment.loader_mask:
+        run = config.run
+        number = run.micro_batch_size * run.seq_length**2 // parallel.cp
+        found.append(_buffer("mask from the data loader", number, MEGATRON_MASK))
+    return [*found, *_deferred(config, stage)]
+
+
+def is_megatron(config: Config) -> bool:
+    """Whether Megatron-core runs the step."""
+    return config.run.implementation.name.startswith("megatron")
+
+
+def has_te(config: Config) -> bool:
+    """Whether Transformer Engine's modules make the layers."""
+    return config.run.implementation.norms_in_linears
+
+
+def has_embedding(config: Config, stage: int) -> bool:
+    """Whether the embedding stands on a stage."""
+    return 0 in places(config.parallel, stage)
+
+
+def has_head(config: Config, stage: int) -> bool:
+    """Whether the head stands on a stage."""
+    return config.parallel.chunks - 1 in places(config.parallel, stage)
+
+
+def _workspaces(config: Config) -> Iterator[Part]:
+    run = config.run
+    name = "cuBLAS workspaces"
+    said = run.environment.cublas_bytes
+    if said is not None:
+        yield _buffer(name, HANDLES * said, PYTORCH_CUBLAS)
+    elif run.gpu is not None:
+        yield _buffer(name, HANDLES * _cublas(config), PYTORCH_CUBLAS)
+    if run.gpu is None or not has_te(config):
+        return
+    size = (32 if gpu(run.gpu).capability >= 90 else 4) * MIB
+    yield _buffer("Transformer Engine workspace", size, TE_WORKSPACE)
+    if config.model.experts and run.implementation.expert_products == "grouped":
+        yield _buffer(
+            "Transformer Engine workspaces of grouped products",
+            GROUPED_STREAMS * size,
+            TE_STREAMS,
+        )
+
+
+def _cublas(config: Config) -> int:
+    """PyTorch's own choice: 32 MiB from Hopper on, 8.125 MiB before.
+
+    Blackwell has 32 MiB since PyTorch 2.12 (pytorch/pytorch pull request 175344).
+    """
+    run = config.run
+    assert run.gpu is not None
+    capability, version = gpu(run.gpu).capability, run.environment.pytorch
+    large = capability == 90 or (capability > 90 and (version is None or version >= (2, 12)))
+    return 32 * MIB if large else 4096 * 2 * 1024 + 16 * 8 * 1024
+
+
+def _dummies(config: Config, stage: int) -> Iterator[Part]:
+    """Gradients that stand in for those added elsewhere: one of each shape of a weight."""
+    run = config.run
+    if not has_te(config) or not run.environment.fused_gradients:
+        return
+    shapes: dict[tuple[int, ...], None] = {}
+    kinds = {kind for names in chunks(config, stage) for kind in names}
+    graphs = [layer_graph(config, kind=kind) for kind in sorted(kinds)]
+    if has_head(config, stage):
+        graphs.append(head_graph(config))
+    for graph in graphs:
+        for op in graph.ops:
+            if op.kind != "linear":
+                continue
+            for weight in op.weights:
+                shape = tuple(axis.local for axis in weight.axes)
+                shapes[shape[1:] if op.name in OF_EXPERTS else shape] = None
+    total = sum(run.activation_bytes * prod(shape) for shape in shapes if len(shape) > 1)
+    yield _buffer("dummy gradients of weights", total, TE_DUMMY)
+
+
+def _gathered(config: Config, stage: int) -> Iterator[Part]:
+    """The one buffer that Megatron-core's own products and attention work in."""
+    run, parallel = config.run, config.parallel
+    if not is_megatron(config):
+        return
+    whole = run.activation_bytes * run.seq_length * run.micro_batch_size * config.model.hidden_size
+    gathers = parallel.sp and parallel.tp > 1 and (has_head(config, stage) or not has_te(config))
+    sizes = [(whole // parallel.cp if gathers else 0, MEGATRON_BUFFER)]
+    if not has_te(config) and run.implementation.attention == "unfused":
+        heads = config.model.heads // parallel.tp
+        scores = run.activation_bytes * run.micro_batch_size * heads * run.seq_length**2
+        sizes.append((scores // parallel.cp**2, MEGATRON_SCORES))
+    size, source = max(sizes)
+    yield _buffer("Megatron's global buffer", size, source)
+
+
+def _rotary(config: Config) -> Iterator[Part]:
+    """The table of angles, in fp32, of a rank's own tokens."""
+    model = config.model
+    if is_megatron(config) and model.position == "rotary":
+        width = model.rope_head_size or model.head_size
+        size = 4 * config.run.seq_length * width // config.parallel.cp
+        yield _buffer("rotary angles", size, MEGATRON_ROTARY)
+
+
+def _deferred(config: Config, stage: int) -> Iterator[Part]:
+    """Logits' gradients and hidden states of micro-batches whose head's gradient is made late."""
+    run, parallel = config.run, config.parallel
+    number = min(run.environment.deferred_gradients, config.microbatches)
+    if number and has_head(config, stage):
+        assert config.model.vocab_size is not None
+        tokens = run.activation_bytes * run.seq_length * run.micro_batch_size // parallel.cp
+        each = tokens * config.model.vocab_size // parallel.tp + output_bytes(config)
+        name = "logits' gradients and hidden states kept for the head's late gradient"
+        yield _buffer(name, number * each, MEGATRON_DEFERRED)
+
+
+def _buffer(name: str, size: int, source: str) -> Part:
+    return Part(name, size, "buffers", FRAMEWORK, source)

@@ -1,0 +1,184 @@
+"""A GPU at every pipeline stage: what it holds in each phase of a step, and where the peak is.
+
+A phase is a moment of an iteration; what it holds is a list of named parts, each with its source.
+The peak is the largest phase, never a sum of peaks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from memcalc.analysis import activations, buffers, stages, walk
+from memcalc.analysis.layers import layer_bytes
+from memcalc.analysis.parts import Part
+from memcalc.analysis.stages import Held, chunks
+from memcalc.analysis.states import buckets, states
+from memcalc.analysis.walk import Moment
+from memcalc.blocks.embedding import embedding_graph
+from memcalc.blocks.head import head_graph
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.config.recompute import Policy
+from memcalc.graph.graph import Graph
+
+LEDGER = "the ledger: `memcalc ledger`"
+
+
+class Phase(NamedTuple):
+    """A moment of a step, with what a GPU holds then.
+
+    Attributes:
+        name: The moment.
+        parts: What is held.
+    """
+
+    name: str
+    parts: Sequence[Part]
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return sum(part.bytes for part in self.parts)
+
+
+class StageMemory(NamedTuple):
+    """What one rank of a pipeline stage holds.
+
+    Attributes:
+        stage: The stage, counted from 0.
+        layers: Its transformer layers.
+        in_flight: Micro-batches of each of its chunks when it holds most activations.
+        phases: The moments of a step, in their order; the last is between steps.
+    """
+
+    stage: int
+    layers: int
+    in_flight: dict[int, int]
+    phases: Sequence[Phase]
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that holds most."""
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+    @property
+    def steady(self) -> Phase:
+        """What stays between steps."""
+        return self.phases[-1]
+
+
+def device(config: Config) -> list[StageMemory]:
+    """What a rank of each stage holds, phase by phase.
+
+    Raises:
+        ConfigError: The vocabulary is unknown, or the schedule cannot run the micro-batches.
+
+    >>> from memcalc.config import load
+    >>> first, *_, last = device(load("22b", tp=8, pp=4, global_batch_size=16))
+    >>> first.in_flight, last.in_flight
+    ({0: 4}, {0: 1})
+    """
+    return [stage_memory(config, stage) for stage in range(config.parallel.pp)]
+
+
+def stage_memory(config: Config, stage: int) -> StageMemory:
+    """What a rank of one stage holds, phase by phase; the stage is counted from 0."""
+    names = [name for chunk in chunks(config, stage) for name in chunk]
+    held = stages.stage(config, stage, "exact")
+    there = [*states(config, stage), *buffers.lasting(config, stage)]
+    phases = [
+        Phase(name, [part for part in (*there, *parts) if part.bytes])
+        for name, parts in _moments(config, held)
+    ]
+    step = [*there, *buckets(config, stage, "step")]
+    over = [*step, *buffers.between_steps(config, stage)]
+    phases += [Phase("optimizer step", step), Phase("between steps", over)]
+    return StageMemory(stage, len(names), held.microbatches, phases)
+
+
+def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
+    """What a stage has in hand, beside what lasts, at each moment of a micro-batch that passes.
+
+    It has gone forward through the last of the stage's chunks that has layers, and goes back
+    through it first; the embedding's gradient comes when the layers of its chunk are done.
+    """
+    stage, size = held.stage, config.run.activation_bytes
+    own = 0 if config.run.environment.fused_gradients else size
+    theirs, te = buffers.is_megatron(config), buffers.has_te(config)
+    flying = _in_flight(config, held)
+    forward = [*flying, *buckets(config, stage, "forward")]
+    forward += buffers.in_a_pass(config, stage, "forward")
+    passing = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
+    backward = [*flying, *passing]
+    names = next((names for names in reversed(chunks(config, stage)) if names), [])
+    if names:
+        graph, policy = layer_graph(config, kind=names[-1]), _policy(config, len(names))
+        yield "forward", [*forward, *_at_work(graph, walk.forward(graph, policy), policy)]
+    if held.head:
+        head = head_graph(config)
+        yield "loss", [*forward, *_of_end("head", "logits", walk.forward(head))]
+        moment = walk.backward(head, own=own, gathers=not theirs)
+        yield "head backward", [*backward, *_of_end("head", "logits", moment)]
+    if names:
+        moment = walk.backward(graph, policy, own, gathers=te or not theirs)
+        together = _together(config, names) if policy.regions else []
+        yield "backward", [*backward, *together, *_at_work(graph, moment, policy)]
+    if held.embedding:
+        done = stages.chunk_weights(config, stage, "exact")[0][0].layers
+        graph = embedding_graph(config)
+        moment = walk.backward(graph, own=size)  # a table's is never added where it is made
+        of_one = activations.total(activations.kept(graph))
+        others = replace(held, layers=held.layers - done, embedding=held.embedding - of_one)
+        parts = _of_end("embedding", "activations", moment)
+        yield "embedding backward", [*_in_flight(config, others), *passing, *parts]
+
+
+def _in_flight(config: Config, held: Held) -> list[Part]:
+    """What micro-batches keep, but for the head of the one whose moments are walked."""
+    head = 0
+    if held.head:
+        of_one = activations.total(activations.kept(head_graph(config)))
+        head = max(0, held.head - of_one)
+    return [
+        Part("layers' activations", held.layers, "activations", "exact", LEDGER),
+        Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
+        Part("other heads", head, "logits", "exact", LEDGER),
+    ]
+
+
+def _policy(config: Config, layers: int) -> Policy:
+    """What is recomputed of the last of a chunk's layers: by blocks, only the first ones are."""
+    run = config.run
+    last = run.recompute_method == "block" and (run.recompute_layers or layers) < layers
+    return activations.NOTHING if last else run.policy
+
+
+def _together(config: Config, names: Sequence[str]) -> list[Part]:
+    """What layers that are recomputed together with the last one keep again."""
+    number = config.run.recompute_layers or 1
+    if config.run.recompute_method != "uniform" or number == 1:
+        return []
+    everything = replace(config, run=config.run.recomputing("none"))
+    again = (len(names) - 1) % number  # of the last group, which may be shorter
+    size = sum(layer_bytes(everything, "exact", kind) for kind in names[-1 - again : -1])
+    name = "layers recomputed together with the last"
+    return [Part(name, size, "activations", "exact", LEDGER)]
+
+
+def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
+    """What an end of the model holds at a moment; what it keeps is among it."""
+    return [
+        Part(f"{name}: kept", moment.kept, group, "exact", LEDGER),
+        Part(f"{name}: {moment.op} at work", moment.working, group, "exact", LEDGER),
+        Part(f"{name}: gradient of a weight", moment.weight, "gradients", "exact", LEDGER),
+    ]
+
+
+def _at_work(graph: Graph, moment: Moment, policy: Policy) -> list[Part]:
+    """What a layer holds at a moment beside what it keeps, which is in flight already."""
+    more = moment.kept + moment.working - activations.total(activations.kept(graph, policy))
+    label = f"layer: {moment.op} at work"
+    return [
+        Part(label, more, "activations", "framework-dependent", LEDGER),
+        Part("layer: gradient of a weight", moment.weight, "gradients", "exact", LEDGER),
+    ]

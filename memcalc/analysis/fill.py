@@ -1,0 +1,79 @@
+"""Micro-batch-level recomputation: as many micro-batches kept whole as the free memory holds.
+
+Korthikanti et al. 2022, appendix C: of the micro-batches that a stage has in flight some keep all
+their activations, the others are recomputed, and the window moves on. Later stages have fewer in
+flight, and often recompute none.
+"""
+
+from bisect import bisect_left
+from fractions import Fraction
+from typing import NamedTuple
+
+from memcalc.analysis import flops
+from memcalc.analysis.stages import in_flight, recomputed_on, stage
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.config.recompute import POLICIES
+from memcalc.errors import UsageError
+
+
+class Filled(NamedTuple):
+    """What one stage keeps whole.
+
+    Attributes:
+        window: Passes that are in flight at once, of all its chunks.
+        whole: How many of as many in a row keep all.
+        bytes: What that adds to its peak, on one rank.
+        recomputed: FLOPs that an iteration would recompute, over all ranks.
+        share: The share of its passes that keep all, and recompute nothing.
+    """
+
+    window: int
+    whole: int
+    bytes: int
+    recomputed: int
+    share: Fraction
+
+    @property
+    def saved(self) -> int:
+        """FLOPs of them that it need not recompute."""
+        return round(self.recomputed * self.share)
+
+
+def fill(config: Config, number: int, free: int) -> Filled:
+    """What a stage can keep whole of its micro-batches.
+
+    Args:
+        config: A run that recomputes something.
+        number: The stage, counted from 0.
+        free: The bytes that its peak leaves free on one rank.
+
+    Raises:
+        UsageError: Nothing is recomputed.
+
+    >>> from memcalc.config import load
+    >>> config = load("530b", sp=True, recompute="selective", vpp=1)
+    >>> first, last = fill(config, 0, 2**34), fill(config, 34, 2**34)
+    >>> (first.whole, first.window), (last.whole, last.window)
+    ((17, 35), (1, 1))
+    """
+    if config.run.policy == POLICIES["none"]:
+        raise UsageError(
+            "no micro-batch needs to be kept whole where nothing is recomputed: give --recompute"
+        )
+    window = in_flight(config, number)
+    base = stage(config, number, "exact").total
+
+    def more(whole: int) -> int:
+        return stage(config, number, "exact", whole=whole).total - base if whole else 0
+
+    whole = bisect_left(range(1, window + 1), free + 1, key=more)
+    parallel, policy = config.parallel, config.run.policy
+    micro = config.microbatches // parallel.copies  # through each chunk
+    layers = recomputed_on(config, number).items()
+    again = sum(n * flops.recomputed(layer_graph(config, kind=kind), policy) for kind, n in layers)
+    again *= micro * parallel.dp
+    passes = micro * parallel.chunks_per_rank
+    turns, rest = divmod(passes, window)
+    kept = turns * whole + min(rest, whole)
+    return Filled(window, whole, more(whole), again, Fraction(kept, passes))

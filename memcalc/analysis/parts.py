@@ -1,0 +1,29 @@
+"""Named parts of what a GPU holds: each with its bytes, how sure they are, and their source."""
+
+from typing import NamedTuple
+
+GROUPS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+
+CERTAINTIES = {
+    "exact": "follows from shapes and types",
+    "framework-dependent": "what this framework allocates, read from its source",
+    "estimated": "what is not known to the byte",
+}
+
+
+class Part(NamedTuple):
+    """Bytes that a GPU holds, with where that was seen.
+
+    Attributes:
+        name: What it is.
+        bytes: Its bytes on one rank.
+        group: A word of ``GROUPS``.
+        certainty: A word of ``CERTAINTIES``.
+        source: The framework's source file, or the vendor's document.
+    """
+
+    name: str
+    bytes: int
+    group: str
+    certainty: str
+    source: str

@@ -1,0 +1,175 @@
+"""What a pass holds at its worst moment: its operations walked forward, and backward.
+
+A forward walk holds what it keeps for backward, what later operations still read, and what the
+operation at hand has in hand. A backward walk holds what is still kept, the gradients that are
+still read, and the gradient of a weight until it is added to those of the micro-batches before.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from memcalc.analysis.activations import NOTHING, kept, outermost
+from memcalc.config.recompute import Policy
+from memcalc.graph.graph import Graph, Op, Region, Tensor
+from memcalc.graph.mesh import Size
+
+# Operations whose backward hands its output's gradient on as it is.
+PASSED_ON = ("add", "copy", "all_reduce", "halves", "without_sink")
+
+
+class Moment(NamedTuple):
+    """What a pass holds while one of its operations runs, in bytes.
+
+    Attributes:
+        op: The operation.
+        kept: Of what is kept for backward.
+        working: Activations or gradients on their way, and the operation's own.
+        weight: The gradients of its weights.
+    """
+
+    op: str
+    kept: Size
+    working: Size
+    weight: Size = 0
+
+    @property
+    def bytes(self) -> Size:
+        """All of it."""
+        return self.kept + self.working + self.weight
+
+
+def forward(graph: Graph, policy: Policy = NOTHING) -> Moment:
+    """The moment of the forward pass that holds most.
+
+    >>> from memcalc.blocks.head import head_graph
+    >>> from memcalc.config import load
+    >>> config = load("llama-3-8b", seq_length=4096, implementation="megatron")
+    >>> moment = forward(head_graph(config))
+    >>> moment.op, (moment.bytes - moment.kept) // (4096 * 128256)
+    ('loss', 2)
+    """
+    return _forward(graph.ops, {entry.tensor for entry in kept(graph, policy)})
+
+
+def backward(graph: Graph, policy: Policy = NOTHING, own: int = 0, gathers: bool = True) -> Moment:
+    """The moment of the backward pass that holds most; the gradients of its ends are among it.
+
+    Args:
+        graph: The pass.
+        policy: What it makes again: the operations of a region run forward once more first.
+        own: The bytes of an element of a weight's own gradient, which is then added to those of
+            the micro-batches before; 0 where products add to those at once.
+        gathers: Whether a product whose input was kept as a shard gathers it into memory of its
+            own, rather than into a buffer that is there anyway.
+
+    >>> from memcalc.blocks.layer import layer_graph
+    >>> from memcalc.config import load
+    >>> s, f = 4096, 14336
+    >>> config = load("llama-3-8b", seq_length=s, implementation="megatron")
+    >>> moment = backward(layer_graph(config))
+    >>> moment.op, moment.working == 2 * s * (4096 + f + 2 * f)
+    ('swiglu', True)
+    """
+    runs = _runs(graph.ops, policy)
+    walk = _Backward({entry.tensor for entry in kept(graph, policy)}, own, gathers)
+    read = {tensor for op in graph.ops for tensor in op.inputs}
+    ends = [tensor for op in graph.ops for tensor in op.outputs if tensor not in read]
+    walk.gradients.update({tensor: tensor for tensor in ends})
+    worst = Moment("", 0, 0)
+    for number, ops in reversed(list(enumerate(runs))):
+        before = {whole for run in runs[:number] for op in run for whole in _saved(op)}
+        if outermost(ops[0], policy) is not None:
+            worst = max(worst, walk.again(ops), key=_bytes)
+        for index, op in reversed(list(enumerate(ops))):
+            worst = max(worst, walk.back(op), key=_bytes)
+            earlier = before.union(*(_saved(other) for other in ops[:index]))
+            walk.held -= _saved(op) - earlier
+    return worst
+
+
+class _Backward:
+    """What is held on the way back.
+
+    Attributes:
+        held: What is still kept.
+        own: The bytes of an element of a weight's own gradient; 0 where there is none.
+        gathers: Whether shards are gathered into memory of their own.
+        gradients: Tensors with a gradient, each with the one whose gradient's memory that is.
+    """
+
+    def __init__(self, held: set[Tensor], own: int, gathers: bool) -> None:
+        self.held = held
+        self.own = own
+        self.gathers = gathers
+        self.gradients: dict[Tensor, Tensor] = {}
+
+    def again(self, ops: Sequence[Op]) -> Moment:
+        """A recomputed region's forward pass; afterwards what it saves is held too."""
+        inside = {whole for op in ops for whole in _saved(op)}
+        moment = _forward(ops, inside | self.held)
+        around = sum(t.bytes for t in self.held - inside) + self._alive()
+        self.held |= inside
+        return moment._replace(working=moment.working + around)
+
+    def back(self, op: Op) -> Moment:
+        """One operation's backward, with the gradients that it makes."""
+        new = [tensor for tensor in op.inputs if tensor not in self.gradients]
+        passes = op.kind in PASSED_ON
+        made = 0 if passes or op.in_place else sum(tensor.bytes for tensor in new)
+        if op.kind == "linear":
+            # a shard is gathered again, and the gradient of the whole is scattered meanwhile
+            shards = [(t, t.kept_as) for t in op.inputs if t.kept_as in self.held]
+            made += sum(s.bytes + (t.bytes if self.gathers else 0) for t, s in shards if s)
+        weight = sum(prod((axis.local for axis in w.axes), start=self.own) for w in op.weights)
+        moment = Moment(
+            op.name,
+            sum(tensor.bytes for tensor in self.held),
+            self._alive() + made + op.scratch.backward,
+            weight,
+        )
+        owner = self.gradients.get(op.outputs[0]) if passes and op.outputs else None
+        self.gradients.update({tensor: owner or tensor for tensor in new})
+        for tensor in op.outputs:
+            if tensor not in op.inputs:
+                self.gradients.pop(tensor, None)
+        return moment
+
+    def _alive(self) -> Size:
+        return sum(owner.bytes for owner in set(self.gradients.values()))
+
+
+def _saved(op: Op) -> set[Tensor]:
+    return {save.tensor.kept_as or save.tensor for save in op.saves}
+
+
+def _bytes(moment: Moment) -> Size:
+    return moment.bytes
+
+
+def _forward(ops: Sequence[Op], kept_: set[Tensor]) -> Moment:
+    last = {tensor: index for index, op in enumerate(ops) for tensor in op.inputs}
+    alive: dict[Tensor, None] = {}
+    worst = Moment("", 0, 0)
+    saved: set[Tensor] = set()
+    for index, op in enumerate(ops):
+        alive.update(dict.fromkeys([*op.inputs, *op.outputs]))
+        saved |= (set(alive) | _saved(op)) & kept_
+        working = sum(t.bytes for t in alive if t not in kept_) + op.scratch.forward
+        moment = Moment(op.name, sum(tensor.bytes for tensor in saved), working)
+        worst = max(worst, moment, key=_bytes)
+        alive = {tensor: None for tensor in alive if last.get(tensor, -1) > index}
+    return worst
+
+
+def _runs(ops: Iterable[Op], policy: Policy) -> list[list[Op]]:
+    """Operations in their order, those of a recomputed region together."""
+    found: list[list[Op]] = []
+    before: Region | None = None
+    for op in ops:
+        region = outermost(op, policy)
+        if not found or region is None or region is not before:
+            found.append([])
+        found[-1].append(op)
+        before = region
+    return found

@@ -1,0 +1,91 @@
+"""What runs around a training run: libraries and settings that decide which buffers there are."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
+from typing import Any
+
+from memcalc.config import fields
+from memcalc.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The settings of libraries.
+
+    Attributes:
+        pytorch: PyTorch's version; None is a recent one.
+        cublas_workspace: The value of ``CUBLAS_WORKSPACE_CONFIG``, as in ``:4096:8``, or None.
+        deterministic: Whether kernels must give the same numbers each time.
+        fused_gradients: Whether products add the gradient of a weight to those before
+            (Megatron-LM's gradient accumulation fusion).
+        deferred_gradients: Micro-batches whose gradients of the head's weight are made late
+            (Megatron-LM, ``--defer-embedding-wgrad-compute``).
+        loader_mask: Whether the data loader makes a mask of each pair of tokens, a byte each.
+
+    Raises:
+        ConfigError: A value is out of its bounds.
+
+    >>> Environment(cublas_workspace=":4096:8").cublas_bytes
+    33554432
+    """
+
+    pytorch: tuple[int, int] | None = None
+    cublas_workspace: str | None = None
+    deterministic: bool = False
+    fused_gradients: bool = True
+    deferred_gradients: int = 0
+    loader_mask: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("deterministic", "fused_gradients", "loader_mask"):
+            fields.flag(name, getattr(self, name))
+        if self.pytorch is not None:
+            object.__setattr__(self, "pytorch", _version(self.pytorch))
+        if type(self.deferred_gradients) is not int or self.deferred_gradients:
+            fields.whole("deferred_gradients", self.deferred_gradients, 2**31)
+        if self.cublas_workspace is not None:
+            fields.text("cublas_workspace", self.cublas_workspace)
+            if not re.fullmatch(r"(:[0-9]{1,7}:[0-9]{1,4})+", self.cublas_workspace):
+                raise ConfigError(
+                    "cublas_workspace must be sizes in KiB with numbers of them, as ':4096:8'"
+                )
+
+    @property
+    def cublas_bytes(self) -> int | None:
+        """The bytes of one of PyTorch's cuBLAS workspaces, where it was said."""
+        if self.cublas_workspace is None:
+            return None
+        pairs = re.findall(r":([0-9]+):([0-9]+)", self.cublas_workspace)
+        return sum(int(size) * int(number) * 2**10 for size, number in pairs)
+
+
+def environment(value: Any) -> Environment:
+    """An environment, or its attributes by their names.
+
+    Raises:
+        ConfigError: It is neither, or an attribute is unknown or out of its bounds.
+
+    >>> environment({"pytorch": "2.12"}).pytorch
+    (2, 12)
+    """
+    if isinstance(value, Environment):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"environment must be settings by their names, not {fields.shown(value)}")
+    known = [each.name for each in fields_of(Environment)]
+    for name in value:
+        if name not in known:
+            raise ConfigError(f"environment has no {name[:40]!r}; {nearest(name, known)}")
+    return Environment(**value)
+
+
+def _version(value: Any) -> tuple[int, int]:
+    """A version of two numbers, written as one text or as two whole numbers."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", value):
+        value = tuple(int(part) for part in value.split("."))
+    numbers = isinstance(value, (tuple, list)) and len(value) == 2
+    if not numbers or not all(type(part) is int and 0 <= part < 10_000 for part in value):
+        raise ConfigError(f"pytorch must be a version, such as 2.12, not {fields.shown(value)}")
+    return value[0], value[1]

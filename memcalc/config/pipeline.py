@@ -1,0 +1,132 @@
+"""Pipelines: the schedules that there are, and how a model's layers are spread over chunks.
+
+A pipeline is a row of chunks, from the embedding to the loss. A rank has one of them, or several:
+``memcalc.analysis.schedule`` says which.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from memcalc.config import fields
+from memcalc.errors import ConfigError
+
+SCHEDULES = {
+    "gpipe": "all micro-batches forward, then all backward",
+    "1f1b": "forwards until the pipeline is full, then one forward, one backward",
+    "interleaved": "1F1B over several chunks a rank",
+    "zb-h1": "1F1B whose gradients of weights fill bubbles, within 1F1B's memory",
+    "zb-h2": "the same, with more micro-batches in flight and no bubble",
+    "zb-v": "two chunks a rank, down the pipeline and up again",
+    "dualpipe": "micro-batches from both ends, with both ends' weights on every rank",
+}
+TWO_CHUNKS = ("zb-v", "dualpipe")  # schedules whose ranks have two chunks
+FROM_BOTH_ENDS = ("dualpipe",)  # schedules that have every chunk on two ranks
+
+MOST = 100_000  # layers, or chunks, of a layout
+
+
+class Chunk(NamedTuple):
+    """What stands in one chunk of a pipeline.
+
+    Attributes:
+        layers: How many transformer layers.
+        further: How many layers that predict further tokens.
+    """
+
+    layers: int
+    further: int = 0
+
+
+def layout(value: Any) -> tuple[Chunk, ...]:
+    """Chunks in the pipeline's order, from their numbers of layers or in Megatron-LM's letters.
+
+    The letters are those of ``--pipeline-model-parallel-layout``: E the embedding, t a layer, m one
+    that predicts a further token, L the loss, and a bar between chunks. (Where embedding and loss
+    stand is no choice: the first chunk has the one, the last the other.)
+
+    >>> [chunk.layers for chunk in layout("1,2,2,3")]
+    [1, 2, 2, 3]
+    >>> layout("Et*2|(tt|)*2tmL")[-1], len(layout("Et*2|(tt|)*2tmL"))
+    (Chunk(layers=1, further=1), 4)
+
+    Raises:
+        ConfigError: The value says no such thing, or more layers than a layout can have.
+    """
+    if isinstance(value, str) and len(value) <= 2 * MOST:
+        text = "".join(value.split())
+        if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
+            return _letters(text)
+        value = [int(number) for number in text.split(",")]
+    listed = isinstance(value, (list, tuple)) and 0 < len(value) <= MOST
+    if listed and all(isinstance(each, Chunk) for each in value):
+        return tuple(value)
+    if not listed or not all(type(each) is int and 0 <= each <= MOST for each in value):
+        raise ConfigError(
+            "layout must be the layers of each chunk, as in 1,2,2,3, or Megatron's letters, as in "
+            f"Et|(tt|)*2tL, not {fields.shown(value)}"
+        )
+    return tuple(Chunk(each) for each in value)
+
+
+def _letters(text: str) -> tuple[Chunk, ...]:
+    """Chunks that Megatron-LM's letters write (its pipeline_parallel_layer_layout.py)."""
+    text = text.replace(",", "")
+    # first what is in parentheses is repeated, then single letters
+    for pattern in (r"\(([^()]+)\)\*([0-9]{1,6})", r"([EtmL|])\*([0-9]{1,6})"):
+        length = sum(len(m[1]) * int(m[2]) for m in re.finditer(pattern, text))
+        if length > MOST:
+            raise ConfigError(f"layout must have at most {MOST} layers and chunks")
+        text = re.sub(pattern, lambda m: m[1] * int(m[2]), text)
+    if not re.fullmatch(r"\|*E[tm|]*L\|*", text):
+        raise ConfigError(
+            "layout must be written in E (embedding, first), t (a layer), m (multi-token "
+            f"prediction), L (loss, last) and | between chunks, not {fields.shown(text)}"
+        )
+    chunks = text.split("|")
+    if "E" not in chunks[0] or "L" not in chunks[-1]:
+        raise ConfigError("layout must have E in its first chunk and L in its last")
+    if "t" in text[text.find("m") :] and "m" in text:
+        raise ConfigError("layout must have its layers t before those of multi-token prediction, m")
+    return tuple(Chunk(chunk.count("t"), chunk.count("m")) for chunk in chunks)
+
+
+def even(layers: int, chunks: int, embedding: bool = False, loss: bool = False) -> list[int]:
+    """The layers of each chunk where all are as long, or, by one, the first ones longer.
+
+    Embedding and loss may count as layers (Megatron-LM's
+    ``--account-for-embedding-in-pipeline-split`` and ``-loss-``).
+
+    >>> even(10, 4), even(6, 8, embedding=True, loss=True)
+    ([3, 3, 2, 2], [0, 1, 1, 1, 1, 1, 1, 0])
+    """
+    each, rest = divmod(layers + embedding + loss, chunks)
+    found = [each + (number < rest) for number in range(chunks)]
+    found[0] -= embedding
+    found[-1] -= loss
+    return found
+
+
+def uneven(
+    layers: int, stages: int, virtual: int, first: int | None, last: int | None
+) -> list[int]:
+    """The layers of each chunk where the first or last rank has its own number of them.
+
+    As Megatron-LM's ``--decoder-first-pipeline-num-layers`` and ``-last-``.
+
+    >>> uneven(8, 4, 1, first=1, last=3)
+    [1, 2, 2, 3]
+
+    Raises:
+        ConfigError: What is left does not divide over the other ranks, or a rank's over its chunks.
+    """
+    of = {0: first, stages - 1: last}
+    own = {rank: number for rank, number in of.items() if number is not None}
+    rest, others = layers - sum(own.values()), stages - len(own)
+    if rest < 0 or (others == 0 and rest):
+        raise ConfigError(f"first and last stages of {list(own.values())} layers are not {layers}")
+    if others:
+        fields.divides(("stages between", others), ("layers left for them", rest))
+    ranks = [own.get(rank, rest // max(1, others)) for rank in range(stages)]
+    for number in ranks:
+        fields.divides(("vpp", virtual), ("layers of a stage", number))
+    return [number // virtual for number in ranks] * virtual

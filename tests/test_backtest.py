@@ -1,0 +1,376 @@
+"""Measured training runs against their predictions.
+
+The measured files are not the project's: the folder that ``MEMCALC_MEASURED_RUNS`` names has them,
+of Megatron-LM's functional tests and of SimuMax's runs; without it their tests are skipped.
+"""
+
+import io
+import json
+import os
+import re
+from math import ceil
+from pathlib import Path
+from statistics import mean, median
+
+import matplotlib.image
+import pytest
+
+import memcalc as library
+from memcalc import figures
+from memcalc.checks.backtest import FLAGS, UNKNOWN_WORLD, backtest, flags, rows
+from memcalc.checks.runs import read
+from memcalc.errors import InputError
+from memcalc.units import MIB
+
+RUNS = Path(__file__).parent / "runs.jsonl"  # made up: of both forms, one of them flagged
+README = (Path(__file__).parent.parent / "README.md").read_text()
+EXAMPLES = [json.loads(line) for line in RUNS.read_text().splitlines()]
+MEGATRON, FLAGGED, SIMUMAX = EXAMPLES
+
+VARIABLE = "MEMCALC_MEASURED_RUNS"
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """The rows of a measured file, by its name."""
+    folder = os.environ.get(VARIABLE)
+    if folder is None:
+        pytest.skip(f"{VARIABLE} names no folder of measured runs")
+    kept = {}
+
+    def of(name):
+        if name not in kept:
+            kept[name] = rows(Path(folder) / f"megatron_{name}.jsonl")
+        return kept[name]
+
+    return of
+
+
+@pytest.fixture
+def written(tmp_path):
+    """The path of a file with these rows, or with this text."""
+
+    def write(*content):
+        path = tmp_path / "runs.jsonl"
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in content]
+        path.write_text("\n".join(texts) + "\n")
+        return path
+
+    return write
+
+
+def changed(row, *keys, to):
+    """The row with another value at a path of keys; ``...`` takes the key away."""
+    copy = json.loads(json.dumps(row))
+    inner = copy
+    for key in keys[:-1]:
+        inner = inner[key]
+    if to is ...:
+        del inner[keys[-1]]
+    else:
+        inner[keys[-1]] = to
+    return copy
+
+
+class TestMeasuredRuns:
+    """The goals, on all of the rows."""
+
+    def test_dense_runs_on_b200_at_every_stage(self, measured):
+        errors = [
+            abs(stage["peak_error"])
+            for row in measured("b200")
+            if not row.run.config.model.experts
+            for stage in row.stages
+        ]
+        assert len(errors) == 11
+        assert max(errors) <= 0.005
+        assert mean(errors) <= 0.002
+
+    def test_runs_with_experts_on_b200(self, measured):
+        errors = [row.peak_error for row in measured("b200") if row.run.config.model.experts]
+        assert len(errors) == 2
+        assert max(abs(error) for error in errors) <= 0.007
+
+    def test_functional_tests_that_are_not_flagged(self, measured):
+        unflagged = [row for row in measured("ci") if not row.flags]
+        for errors, middle, ninetieth in (
+            (sorted(abs(row.peak_error) for row in unflagged), 0.01, 0.04),
+            (sorted(abs(row.steady_error) for row in unflagged), 0.007, 0.03),
+        ):
+            assert median(errors) <= middle
+            assert errors[ceil(0.9 * len(errors)) - 1] <= ninetieth
+
+    def test_every_row_is_read_and_at_most_15_per_cent_are_flagged(self, measured):
+        found = measured("ci")
+        assert len(found) == 223
+        assert all(row.predicted for row in found)
+        assert sum(bool(row.flags) for row in found) <= 0.15 * len(found)
+
+    def test_the_readme_says_what_the_summary_says(self, measured):
+        for name in ("b200", "ci"):
+            path = Path(os.environ[VARIABLE]) / f"megatron_{name}.jsonl"
+            for note in backtest(path).notes:
+                if "absolute error" in note or "flagged" in note or "imbalance" in note:
+                    assert note in README, note
+
+    def test_a_bound_is_held_by_the_command(self, measured, memcalc):
+        path = Path(os.environ[VARIABLE]) / "megatron_ci.jsonl"
+        assert memcalc(f"backtest {path} --max-error 1%").status == 0
+        outcome = memcalc(f"backtest {path} --max-error 0.1%")
+        assert outcome.status == 1
+        assert "above the 0.1 % that are allowed" in outcome.err
+
+
+class TestRows:
+    def test_a_row_is_the_stage_with_the_highest_measured_peak(self):
+        row = rows(RUNS)[2]
+        assert [stage["stage"] for stage in row.stages] == [0, 1]
+        assert (row.measured.stage, row.measured.peak) == (1, round(1200.25 * MIB))
+        assert row.measured.steady is row.steady_error is None
+
+    def test_the_last_rank_speaks_for_the_last_stage(self):
+        row = rows(RUNS)[0]
+        assert row.measured.stage == 1
+        assert row.peak_error == (row.peak - 1234567890) / 1234567890
+        assert row.steady_error == (row.steady - 345678901) / 345678901
+
+    def test_parts_add_up_to_the_peak_the_largest_first(self):
+        for row in rows(RUNS):
+            for stage in row.stages:
+                sizes = [part["bytes"] for part in stage["parts"]]
+                assert sum(sizes) == stage["predicted_peak_bytes"]
+                assert sizes == sorted(sizes, reverse=True)
+
+    def test_experts_are_shown_balanced_and_not(self, written):
+        model = {**SIMUMAX["model"], "num_experts": 8, "moe_router_topk": 2}
+        model["moe_ffn_hidden_size"] = 1024
+        spread = changed(SIMUMAX, "parallel", "expert", to=2)
+        (row,) = rows(written(changed(spread, "model", to=model)))
+        by_share = row.stages[1]["predicted_peak_bytes_by_imbalance"]
+        assert list(by_share) == ["1", "1.25"]
+        assert by_share["1"] < by_share["1.25"] == row.peak
+        (even,) = rows(written(changed(spread, "model", to=model)), imbalance=1)
+        assert even.peak == by_share["1"]
+        # where every rank has all experts, none receives more than another
+        (whole,) = rows(written(changed(SIMUMAX, "model", to=model)))
+        assert set(whole.stages[1]["predicted_peak_bytes_by_imbalance"].values()) == {whole.peak}
+
+    def test_gpu_and_image_are_inputs(self, written):
+        without = changed(MEGATRON, "env", to={})
+        sizes = {}
+        for gpu, image in (("A100", "dev"), ("H100", "dev"), ("GB200", "dev"), ("GB200", "lts")):
+            row = {**without, "gpu": gpu, "image": image}
+            (found,) = rows(written(row))
+            sizes[gpu, image] = found.steady
+        # cuBLAS's two workspaces and Transformer Engine's: 8.125 and 4 MiB, or 32 each
+        assert sizes["H100", "dev"] - sizes["A100", "dev"] == (96 - 20.25) * MIB
+        assert sizes["GB200", "dev"] == sizes["H100", "dev"]
+        assert sizes["GB200", "dev"] - sizes["GB200", "lts"] == (64 - 16.25) * MIB
+
+    def test_without_a_vocabulary_bert_has_its_own_and_says_so(self, written):
+        row = changed(MEGATRON, "vocabulary", "size", to=None)
+        row = changed(row, "args", "use-distributed-optimizer", to=...)
+        (run,) = read(written({**row, "id": "bert.example"}))
+        assert run.config.model.vocab_size == 30720  # 30522, padded to a multiple of 128 x 2
+        assert not run.config.model.causal
+        assert run.notes == ["vocabulary 30522 (bert-large-uncased)"]
+
+    def test_a_run_that_is_refused_is_a_row_and_flagged(self, written):
+        row = changed(MEGATRON, "args", "tensor-model-parallel-size", to=3)
+        (found,) = rows(written(row))
+        assert found.peak is found.peak_error is None
+        assert found.flags == ["refused: tensor parallel 3 does not divide heads 8"]
+
+    def test_an_unknown_gpu_is_refused(self, written):
+        (found,) = rows(written({**MEGATRON, "gpu": "TPU"}))
+        assert found.flags[0].startswith("refused: GPU 'tpu' is unknown")
+
+    def test_recomputation_is_read_from_either_form(self, written):
+        run = {**SIMUMAX["run"], "recompute": "full"}
+        (found,) = read(written(changed(SIMUMAX, "run", to=run)))
+        assert found.config.run.recompute == ("full",)
+
+
+class TestFlags:
+    @pytest.mark.parametrize("name", FLAGS)
+    def test_flags_follow_from_arguments_alone(self, name):
+        _, words = FLAGS[name]
+        value = words[0] if words else "True"
+        assert flags({name: value}, 8) == [f"--{name} {value}" if words else f"--{name}"]
+        assert flags({name: "none"}, 8) == []
+
+    def test_the_world_size_matters_where_something_is_spread_over_it(self):
+        assert flags({"use-distributed-optimizer": "True"}, None) == [UNKNOWN_WORLD]
+        assert flags({"expert-model-parallel-size": "2"}, None) == [UNKNOWN_WORLD]
+        assert flags({}, None) == flags({"use-distributed-optimizer": "True"}, 8) == []
+
+    def test_the_table_is_documented(self):
+        for name, (reason, words) in FLAGS.items():
+            shown = " ".join([f"--{name}", *([", ".join(words)] if words else [])])
+            assert f"| `{shown}` | {reason} |" in README, name
+
+
+class TestReport:
+    def test_the_summary_is_of_the_rows(self):
+        report = backtest(RUNS)
+        errors = [abs(row["peak_error"]) for row in report.records() if not row["unmodelled"]]
+        shown = ", ".join(
+            f"{name} {100 * value:.2f} %"
+            for name, value in (
+                ("median", median(errors)),
+                ("mean", mean(errors)),
+                ("90th percentile", max(errors)),
+                ("maximum", max(errors)),
+            )
+        )
+        assert f"unflagged rows, absolute error of 2 peaks: {shown}" in report.notes
+        assert any("1 of 3 rows flagged as unmodelled (33.3 %)" in note for note in report.notes)
+
+    def test_a_text_has_errors_in_per_cent_and_the_largest_parts(self, memcalc, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "300")
+        out = memcalc(f"backtest {RUNS}").out
+        (line,) = (line for line in out.splitlines() if "gpt.example_tp2_pp2@A100" in line)
+        assert re.search(r"[+-]\d+\.\d\d", line)
+        assert "stage 1, loss: " in line
+        assert "--fp8-format" in out
+
+    @pytest.mark.parametrize("share", ["50%", "0.5"])
+    def test_a_bound_that_holds(self, memcalc, share):
+        assert memcalc(f"backtest {RUNS} --max-error {share}").status == 0
+
+    def test_a_bound_that_does_not_hold(self, memcalc):
+        outcome = memcalc(f"backtest {RUNS} --max-error 0.001%")
+        assert outcome.status == 1
+        assert outcome.out
+        assert outcome.err.startswith("memcalc: failed: the median error of 2 unflagged peaks is")
+
+    def test_where_all_are_flagged_none_holds_a_bound(self, memcalc, written):
+        outcome = memcalc(f"backtest {written(FLAGGED)} --max-error 2%")
+        assert outcome.status == 1
+        assert "no row is unflagged" in outcome.err
+
+    def test_less_than_an_even_share_is_refused(self, memcalc, written):
+        model = {**SIMUMAX["model"], "num_experts": 8, "moe_ffn_hidden_size": 1024}
+        spread = changed(SIMUMAX, "parallel", "expert", to=2)
+        outcome = memcalc(f"backtest {written(changed(spread, 'model', to=model))} --imbalance 0.5")
+        assert (outcome.status, outcome.out) == (2, "")
+        assert "imbalance 0.5 is less than an even share" in outcome.err
+
+    @pytest.mark.parametrize("share", ["-1%", "x", "2%%", "nan", "1e9"])
+    def test_what_is_no_share(self, memcalc, share):
+        outcome = memcalc(f"backtest {RUNS} --max-error={share}")
+        assert (outcome.status, outcome.out) == (2, "")
+        assert "is no share, such as 2% or 0.02" in outcome.err
+
+    def test_rows_of_the_same_arguments_that_are_far_apart_are_listed(self, written):
+        twin = {**MEGATRON, "id": "twin", "image": "lts"}
+        assert not any("stale" in note for note in backtest(written(MEGATRON, twin)).notes)
+        twin = changed(twin, "measured", "peak_bytes", to=2 * 1234567890)
+        (note,) = (n for n in backtest(written(MEGATRON, twin)).notes if "stale" in n)
+        assert note == (
+            "the same arguments, 100 % apart, so that one is stale or odd: "
+            f"{MEGATRON['id']} and twin"
+        )
+
+
+class TestFigure:
+    def test_a_point_is_a_run(self):
+        figure = library.plot("backtest", RUNS)
+        above, below = figure.axes
+        points = {line.get_label(): line for line in above.lines}
+        assert set(points) == {"as measured", "dense (2)", "flagged as unmodelled (1)"}
+        found = rows(RUNS)
+        assert list(points["dense (2)"].get_xdata()) == [
+            row.measured.peak / 2**30 for row in (found[0], found[2])
+        ]
+        assert below.get_ylabel() == "error of the prediction, %"
+
+    def test_it_is_written_as_any_figure(self, memcalc, tmp_path):
+        path = tmp_path / "runs.png"
+        assert memcalc(f"plot backtest {RUNS} -o {path}").status == 0
+        assert matplotlib.image.imread(path).shape[1] == 1440
+
+    def test_it_needs_a_file(self, memcalc):
+        outcome = memcalc("plot backtest -o x.png")
+        assert outcome.status == 2
+        assert "the figure backtest needs a file of measured runs" in outcome.err
+        outcome = memcalc(f"plot backtest {RUNS} --tp 2 -o x.png")
+        assert "tp has no place here" in outcome.err
+
+    def test_the_same_runs_are_the_same_bytes(self):
+        first, second = (figures.encode(library.plot("backtest", RUNS), ".svg") for _ in range(2))
+        assert io.BytesIO(first).getvalue() == second
+
+
+PEAK = ("measured", "peak_bytes")
+MANY = "measured", "peak_allocated_mib_by_stage"
+
+HOSTILE = [
+    ("{", "not JSON"),
+    ("[1]", "a JSON object is needed"),
+    ("null", "a JSON object is needed"),
+    ("[" * 5000, "nested more than 32 levels deep"),
+    ("\x00", "not text"),
+    ('{"id": "a", "id": "b"}', "stands twice"),
+    ("{}", "id must be a line of text"),
+    ({**MEGATRON, "id": 3}, "id must be a line of text"),
+    ({**MEGATRON, "id": "a\nb"}, "id must be a line of text"),
+    ({**MEGATRON, "gpus": 0}, "gpus must be a whole number"),
+    ({**MEGATRON, "gpus": True}, "gpus must be a whole number"),
+    ({**MEGATRON, "args": []}, "args must be an object"),
+    ({**MEGATRON, "measured": 3}, "measured must be an object"),
+    (changed(MEGATRON, *PEAK, to=...), "measured.peak_bytes must be"),
+    (changed(MEGATRON, *PEAK, to=-1), "measured.peak_bytes must be"),
+    (changed(MEGATRON, *PEAK, to=0), "measured.peak_bytes must be"),
+    (changed(MEGATRON, *PEAK, to=1.5), "measured.peak_bytes must be"),
+    (changed(MEGATRON, *PEAK, to=float("nan")), "measured.peak_bytes must be"),
+    (changed(MEGATRON, *PEAK, to=10**30), "measured.peak_bytes must be"),
+    (changed(MEGATRON, "args", "num-layers", to=float("inf")), "args.num-layers must be"),
+    (changed(MEGATRON, "args", "num-layers", to=[1]), "args.num-layers must be"),
+    (changed(MEGATRON, "args", "a b", to=1), "args.a b must be"),
+    (changed(MEGATRON, "env", "X", to=None), "env.X must be"),
+    (changed(SIMUMAX, *MANY, to=[]), "must be a list of numbers of MiB"),
+    (changed(SIMUMAX, *MANY, to=[1, float("nan")]), "must be a list of numbers of MiB"),
+    (changed(SIMUMAX, *MANY, to=[1, "2"]), "must be a list of numbers of MiB"),
+    (changed(SIMUMAX, *MANY, to=[1]), "peaks of 1 stages, where there are 2"),
+    (changed(SIMUMAX, "run", "precision", to=...), "run.precision must be a line of text"),
+    (changed(SIMUMAX, "parallel", "tensor", to="2"), "parallel.tensor must be a whole number"),
+]
+
+
+class TestHostileFiles:
+    @pytest.mark.parametrize(("row", "message"), HOSTILE)
+    def test_a_bad_row_is_one_line_that_names_it(self, memcalc, written, row, message):
+        path = written(MEGATRON, row)
+        outcome = memcalc(f"backtest {path}")
+        assert (outcome.status, outcome.out) == (2, "")
+        assert outcome.err.startswith(f"memcalc: {path}: line 2: ")
+        assert message in outcome.err
+        assert outcome.err.count("\n") == 1
+
+    @pytest.mark.parametrize("text", ["", "\n\n  \n"])
+    def test_a_file_without_rows(self, memcalc, written, text):
+        outcome = memcalc(f"backtest {written(text)}")
+        assert outcome.status == 2
+        assert "the file has no rows" in outcome.err
+
+    def test_what_is_no_file(self, memcalc, tmp_path):
+        assert "not a regular file" in memcalc(f"backtest {tmp_path}").err
+        assert "no such file" in memcalc(f"backtest {tmp_path}/none").err
+
+    def test_a_row_twice(self, written):
+        with pytest.raises(InputError, match=r"line 2: the id '.*' stands on line 1 too"):
+            read(written(MEGATRON, MEGATRON))
+
+    def test_a_number_of_thousands_of_digits(self, memcalc, written):
+        row = json.dumps(MEGATRON).replace("1234567890", "1" * 5000)
+        outcome = memcalc(f"backtest {written(row)}")
+        assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+
+    @pytest.mark.parametrize("value", ["9" * 18, "-1", "0", "x", "1e5"])
+    def test_absurd_arguments_are_refused_row_by_row(self, written, value):
+        for name in ("num-layers", "hidden-size", "seq-length", "pipeline-model-parallel-size"):
+            (found,) = rows(written(changed(MEGATRON, "args", name, to=value)))
+            assert found.predicted is None
+            assert found.flags[-1].startswith("refused: ")
+            assert len(found.flags[-1]) < 300

@@ -1,0 +1,308 @@
+"""``memory``: stages by parts, what fits, what may be kept whole, and its figures."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import jsonschema
+import pytest
+
+from memcalc import memory, plot, recompute
+from memcalc.analysis import activations, flops
+from memcalc.analysis.device import device
+from memcalc.analysis.fill import fill
+from memcalc.analysis.parts import GROUPS
+from memcalc.analysis.schedule import timeline
+from memcalc.analysis.stages import chunk_weights, in_flight, stage
+from memcalc.analysis.states import parameters
+from memcalc.blocks.head import head_graph
+from memcalc.config import load
+from memcalc.config.gpus import gpu
+from memcalc.errors import UsageError
+from memcalc.figures.stages import curve
+from memcalc.units import GIB
+from tests.test_cli import SCHEMA
+
+
+def rows(outcome):
+    assert outcome.status == 0
+    return outcome.document["rows"]
+
+
+class TestRows:
+    @pytest.mark.parametrize(
+        "question",
+        [
+            "175b --sp",
+            "llama-3-8b -s 4096 --dp 8 --zero 1",
+            "mixtral-8x7b -s 4096 --pp 4 --ep 8 --dp 8 --zero 1",
+            "deepseek-v3 -s 4096 --pp 16 --global-batch-size 64 --recompute full",
+            "llama-3-70b -s 4096 --tp 8 --sp --pp 4 --schedule dualpipe --recompute selective",
+            "22b --pp 4 --schedule gpipe --global-batch-size 32",
+            "bert-large --pp 2",
+            "t5-11b -s 512 --tp 8",
+            "vit-large",
+        ],
+    )
+    def test_the_parts_of_a_stage_are_its_peak(self, memcalc, question):
+        found = rows(memcalc(f"memory {question} --format json"))
+        for row in found:
+            assert sum(row[f"{group}_bytes"] for group in GROUPS) == row["peak_bytes"]
+            assert row["reserved_estimated_bytes"] > row["peak_bytes"]
+        document = memcalc(f"memory {question} --explain --format json").document
+        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+        for row in found:
+            parts = [part for part in document["rows"] if part["stage"] == row["stage"]]
+            allocated = [part for part in parts if part["group"] != "not allocated"]
+            assert sum(part["bytes"] for part in allocated) == row["peak_bytes"]
+            assert {part["phase"] for part in parts} == {row["peak_phase"]}
+            assert all(part["source"] for part in parts)
+            assert {p["certainty"] for p in parts if p not in allocated} == {"estimated"}
+
+    def test_states_take_18_bytes_a_parameter(self, memcalc):
+        """Figure 1: 16-bit weights, fp32 gradients, Adam's three fp32 copies."""
+        for row in rows(memcalc("memory 175b --sp --format json")):
+            n = parameters(load("175b"), row["stage"]).total()
+            assert row["weights_bytes"] == 2 * n
+            assert row["optimizer_bytes"] == 12 * n
+            assert row["gradients_bytes"] >= 4 * n
+
+    def test_stages_are_weighed_by_what_they_hold(self, memcalc):
+        found = rows(memcalc("memory 22b --pp 4 --layout 6,12,12,18 --format json"))
+        assert [row["layers"] for row in found] == [6, 12, 12, 18]
+        assert [row["in_flight"] for row in found] == [1, 1, 1, 1]  # a global batch of 4 is 1
+        found = rows(memcalc("memory 22b --pp 4 --global-batch-size 64 --format json"))
+        assert [row["in_flight"] for row in found] == [4, 3, 2, 1]
+
+    def test_in_flight_of_other_schedules(self, memcalc):
+        line = "memory 22b --pp 4 --global-batch-size 64 --format json"
+        for options, expected in [
+            ("--vpp 3", [2 * (3 - s) + 2 * 4 + 1 for s in range(4)]),
+            ("--vpp 3 --microbatch-group-size 6", [2 * (3 - s) + 2 * 6 + 1 for s in range(4)]),
+            ("--schedule gpipe", [16] * 4),
+            ("--schedule zb-h1", [4 - s for s in range(4)]),
+            ("--schedule zb-v", [8] * 4),
+            ("--schedule dualpipe", [5] * 4),
+        ]:
+            assert [row["in_flight"] for row in rows(memcalc(f"{line} {options}"))] == expected
+
+    def test_both_ends_of_dualpipe_have_a_head_and_twice_the_layers(self, memcalc):
+        line = "memory llama-3-70b -s 4096 --tp 8 --sp --pp 4 --format json"
+        plain, dual = (rows(memcalc(f"{line}{x}")) for x in ("", " --schedule dualpipe"))
+        assert [row["layers"] for row in dual] == [2 * row["layers"] for row in plain]
+        for name in ("weights_bytes", "optimizer_bytes", "peak_bytes"):
+            assert dual[0][name] == dual[3][name]
+            assert dual[1][name] == dual[2][name]
+        ends = plain[0]["weights_bytes"] + plain[3]["weights_bytes"]
+        assert dual[0]["weights_bytes"] == ends
+
+    def test_experts_are_shown_under_an_even_and_an_uneven_router(self, memcalc):
+        line = "memory mixtral-8x7b -s 4096 --pp 4 --ep 8 --dp 8"
+        note = next(x for x in memory(load_line(line)).notes if x.startswith("highest peak"))
+        even, uneven = (
+            max(row["peak_bytes"] for row in rows(memcalc(f"{line} --imbalance {x} --format json")))
+            for x in (1, 1.25)
+        )
+        assert even < uneven
+        for peak, imbalance in ((even, 1), (uneven, 1.25)):
+            assert f"{peak / GIB:.2f} GiB" in note
+            assert f"imbalance of {imbalance}" in note
+
+    def test_a_vocabulary_that_ranks_do_not_divide_is_padded_and_that_is_said(self, memcalc):
+        """50257 is 98 * 512 and some: Megatron-LM pads it to a multiple of 128 t."""
+        out = " ".join(memcalc("memory gpt2 --tp 4").out.split())
+        assert f"vocabulary {99 * 512} (50257 padded to a multiple of 512" in out
+        even = memcalc("memory gpt2 --tp 4 --format json").document["symbols"]["v"]
+        assert even == 99 * 512
+        assert "padded" not in memcalc("memory gpt2").out
+
+    def test_what_is_assumed_of_stages_is_said(self, memcalc):
+        out = " ".join(memcalc("memory deepseek-v3 --pp 16 -s 4096").out.split())
+        assert "61 layers over 16 chunks, of which the first 13 have one more" in out
+        assert "the embedding's table stands on stage 15 too" in out
+
+
+def load_line(line):
+    """The config of a line of options with values."""
+    _, model, *words = line.split()
+    names = {"-s": "seq_length"}
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return load(model, **{names.get(k, k[2:]): int(v) for k, v in pairs})
+
+
+class TestFits:
+    def test_a_gpu_that_is_too_small_is_no_failure(self, memcalc):
+        outcome = memcalc("memory 22b --gpu v100 --format json")
+        assert [row["fits"] for row in rows(outcome)] == [False]
+        assert rows(outcome)[0]["capacity_bytes"] == gpu("v100").memory_bytes
+        assert any(note.startswith("does not fit v100-32gb") for note in outcome.document["notes"])
+        large = memcalc("memory 22b --sp --recompute selective --format json")
+        assert [row["fits"] for row in rows(large)] == [True]
+
+    def test_without_a_gpu_it_is_unknown(self, memcalc):
+        (row,) = rows(memcalc("memory llama-3-8b -s 4096 --format json"))
+        assert row["capacity_bytes"] is None
+        assert row["fits"] is None
+        assert "fit" not in memcalc("memory llama-3-8b -s 4096").out
+
+    def test_a_budget_is_a_check(self, memcalc):
+        line = "memory 22b --sp --recompute selective"
+        (row,) = rows(memcalc(f"{line} --format json"))
+        peak = row["peak_bytes"]
+        assert memcalc(f"{line} --budget {peak}B").status == 0
+        outcome = memcalc(f"{line} --budget {peak - 1}B")
+        assert outcome.status == 1
+        assert outcome.err.startswith("memcalc: failed: stage 0 allocates")
+        assert memcalc(f"{line} --budget a100-80gb").status == 0
+        assert memcalc(f"{line} --budget v100").status == 1
+
+    def test_sizes_read_as_written(self, memcalc):
+        """80GB is 8e10 bytes, 80GiB is 80 * 2^30."""
+        for size, expected in (("80GB", 8 * 10**10), ("80GiB", 80 * 2**30), ("0.5 TiB", 2**39)):
+            report = memory(load("22b", sp=True, recompute="selective"), budget=size)
+            free = next(n for n in report.notes if n.startswith(f"fits {size}")).split()
+            peak = report.rows[0][report_index(report, "peak_bytes")]
+            shown = float(free[2].replace(",", "") if size != "0.5 TiB" else free[3])
+            assert shown == pytest.approx((expected - peak) / GIB, abs=0.006)
+
+    @pytest.mark.parametrize("size", ["80", "80XB", "-5GB", "h1000", "1e3GB"])
+    def test_what_is_no_size_is_one_line(self, memcalc, size):
+        outcome = memcalc(f"memory 22b --budget {size}")
+        assert outcome.status == 2
+        assert outcome.err.count("\n") == 1
+        assert "neither a size with its unit, as 80GB or 80GiB, nor a GPU" in outcome.err
+
+
+def report_index(report, name):
+    return [column.name for column in report.columns].index(name)
+
+
+class TestFill:
+    """Appendix C: micro-batches kept whole in the memory that is free."""
+
+    @pytest.mark.parametrize(
+        ("model", "settings"),
+        [
+            ("175b", {"sp": True, "recompute": "selective"}),
+            ("175b", {"sp": True, "recompute": "full"}),
+            ("22b", {"pp": 4, "global_batch_size": 64, "recompute": "full"}),
+        ],
+    )
+    def test_as_many_as_fit_and_no_more(self, model, settings):
+        config = load(model, **settings)
+        room = gpu("a100").memory_bytes
+        for held in device(config):
+            free = room - held.peak.bytes
+            kept = fill(config, held.stage, free)
+            base = stage(config, held.stage, "exact").total
+            assert kept.bytes <= max(free, 0)
+            assert kept.window == in_flight(config, held.stage)
+            if kept.whole < kept.window:
+                more = stage(config, held.stage, "exact", whole=kept.whole + 1).total - base
+                assert more > free
+            else:
+                assert kept.share == 1
+
+    def test_all_kept_whole_is_no_recomputation(self):
+        config = load("530b", sp=True, recompute="full", vpp=1)
+        none = replace(config, run=config.run.recomputing("none"))
+        for number in (0, 17, 34):
+            everything = stage(config, number, "exact", whole=in_flight(config, number))
+            assert everything == stage(none, number, "exact")
+
+    def test_some_kept_whole_lie_between(self):
+        """1F1B's stage 0 of 4: N of the 4 in flight keep all, the others what is left to them."""
+        config = load("22b", pp=4, global_batch_size=36, recompute="full")
+        none = replace(config, run=config.run.recomputing("none"))
+        some, whole = (sum(chunk_weights(c, 0, "exact")[0][0]) for c in (config, none))
+        for n in range(5):
+            assert stage(config, 0, "exact", whole=n).total == n * whole + (4 - n) * some
+
+    def test_the_flops_that_it_saves(self):
+        """9 micro-batches in windows of 4, 1 of each whole: the first, the fifth and the ninth."""
+        config = load("22b", pp=4, global_batch_size=36, recompute="full")
+        none = replace(config, run=config.run.recomputing("none"))
+        some, whole = (stage(c, 0, "exact").total for c in (config, none))
+        kept = fill(config, 0, (whole - some) // 4)
+        assert (kept.whole, kept.window, kept.share) == (1, 4, Fraction(3, 9))
+        again = flops.iteration(config).recomputed
+        assert kept.recomputed == again / 4
+        assert kept.saved == again // 4 * 3 // 9
+
+    def test_memory_shows_it(self, memcalc):
+        outcome = memcalc("memory 175b --sp --recompute selective --fill --format json")
+        assert all(row["fits"] for row in rows(outcome))
+        plain = rows(memcalc("memory 175b --sp --recompute selective --format json"))
+        grown = [
+            a["activations_bytes"] - b["activations_bytes"]
+            for a, b in zip(rows(outcome), plain, strict=True)
+        ]
+        assert all(more > 0 for more in grown)
+        note = next(n for n in outcome.document["notes"] if n.startswith("kept whole"))
+        assert (
+            "25/25 23/23 21/21 19/19 17/17" in note
+        )  # many late stages need no recomputation at all
+
+    def test_a_smaller_budget_keeps_fewer(self, memcalc):
+        line = "recompute 175b --sp --recompute selective --fill --format json"
+        kept = [
+            [row["kept_bytes"] for row in rows(memcalc(f"{line}{b}")) if "stage" in row["policy"]]
+            for b in (" --budget 62GiB", "", " --budget 1TB")
+        ]
+        assert len(kept[0]) == 8
+        assert all(a <= b <= c for a, b, c in zip(*kept, strict=True))
+        assert set(kept[2]) == {342 * 2**20}  # table 2's row of tensor and sequence parallelism
+
+    def test_what_cannot_be_filled_is_refused(self):
+        with pytest.raises(UsageError, match="nothing is recomputed"):
+            memory(load("175b"), fill=True)
+        with pytest.raises(UsageError, match="needs a GPU"):
+            memory(load("llama-3-8b", recompute="full"), fill=True)
+        with pytest.raises(UsageError, match="needs a GPU"):
+            recompute(load("llama-3-8b", recompute="full"), fill=True)
+
+
+class TestFigures:
+    def test_bars_are_the_parts_and_the_line_is_the_gpu(self):
+        config = load("175b", sp=True, recompute="selective")
+        (axes,) = plot("memory", config).axes
+        tops = [0.0] * 8
+        for bar in axes.patches:
+            place = round(bar.get_x() + bar.get_width() / 2)
+            tops[place] = max(tops[place], bar.get_y() + bar.get_height())
+        peaks = [held.peak.bytes / GIB for held in device(config)]
+        assert tops == pytest.approx(peaks)
+        labels = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert "peak in backward" in labels
+        assert "activations" in labels
+        assert [text.get_text() for text in axes.texts] == ["a100-80gb: 80 GiB"]
+
+    def test_a_gpu_that_nobody_named_has_no_line(self):
+        (axes,) = plot("memory", load("llama-3-8b", seq_length=4096)).axes
+        assert not list(axes.texts)
+
+    @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"])
+    def test_curves_reach_the_peak_and_end_at_nothing(self, schedule):
+        config = load("22b", pp=4, global_batch_size=64, schedule=schedule)
+        runs = timeline(config.parallel, config.microbatches)
+        for number in range(4):
+            _, sizes = curve(runs[number], chunk_weights(config, number, "exact"))
+            assert sizes[-1] == 0
+            assert max(sizes) == stage(config, number, "exact").total
+
+    def test_of_many_stages_eight_are_drawn(self):
+        below = plot("stages", load("530b", vpp=1)).axes[1]
+        assert [line.get_label() for line in below.lines][::7] == ["stage 0", "stage 34"]
+        assert len(below.lines) == 8
+        assert "140 of 280 micro-batches" in below.get_xlabel()
+
+    def test_one_stage_has_no_time(self):
+        assert len(plot("stages", load("22b")).axes) == 1
+
+
+def test_gpipe_holds_every_head_at_once():
+    """16 micro-batches have gone through the last stage before the first comes back."""
+    config = load("22b", pp=4, global_batch_size=64, schedule="gpipe")
+    last = device(config)[-1]
+    head = activations.total(activations.kept(head_graph(config)))
+    held = sum(part.bytes for part in last.peak.parts if part.group in ("logits", "activations"))
+    assert held >= stage(config, 3, "exact").layers + 16 * head
