@@ -460,7 +460,8 @@ class TestFurtherTokens:
 
 def test_the_readme_lists_the_differences():
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    (row,) = [line for line in readme.splitlines() if line.startswith("| t5 |")]
+    rows = [line for line in readme.splitlines() if line.startswith("| t5 |")]
+    (row,) = [line for line in rows if "seed" in line]
     for (layer, attention), (difference, _) in DIFFERENCES.items():
         assert f"`transformers-{attention}`" in row
         assert f"{difference} bytes ({layer.rpartition(' ')[2]})" in row
