@@ -66,16 +66,8 @@ def draw(config: Config, accounting: str) -> Figure:
         found = gpu(config.run.gpu)
         capacity = found.memory_bytes / GIB
         most = max(most, capacity)
-        axes.axhline(capacity, color="black", linestyle="--", linewidth=1)
-        axes.annotate(
-            f"{found.name}: {capacity:.4g} GiB",
-            (1, capacity),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-        )
+        label = f"{found.name}: {capacity:.4g} GiB"
+        axes.axhline(capacity, color="black", linestyle="--", linewidth=1, label=label)
     axes.set_xlabel("pipeline stage")
     axes.set_ylabel("GiB allocated per GPU")
     axes.set_ylim(0, 1.12 * most)
