@@ -18,6 +18,7 @@ from memcalc.errors import InputError, nearest
 from memcalc.validation.derivation import (
     Derived,
     DeriveError,
+    ElsewhereError,
     Kept,
     derive_from,
     kept_bytes,
@@ -65,6 +66,7 @@ class Whole(nn.Module):
         self.images = hasattr(config, "image_size") and not hasattr(config, "vocab_size")
         self.pixels = (getattr(config, "num_channels", 3), *_square(config)) if self.images else ()
         self.paired: bool = config.is_encoder_decoder
+        self.run = run
         try:
             with torch.device("meta"), _without_values():
                 made = _class_of(config).from_config(config, dtype=TYPES[run.precision])
@@ -95,9 +97,15 @@ class Whole(nn.Module):
         """The letters of its input, with examples, whose multiples may be measured."""
         return {"b": 3} if self.images else {"s": 64, "b": 3}
 
+    def sizes(self) -> dict[str, int]:
+        """The run's own sizes, by the same letters."""
+        own = {"s": self.run.seq_length, "b": self.run.micro_batch_size}
+        return {letter: own[letter] for letter in self.letters()}
+
     def build(self, sizes: Mapping[str, Any]) -> tuple[nn.Module, list[Tensor], dict[str, Any]]:
-        """The model and its input, as ``derive_from`` asks for them."""
-        return self, [self.example(sizes.get("s"), sizes["b"])], {}
+        """The model and its input, as ``derive_from`` asks for them; a size not said is its own."""
+        at = {**self.sizes(), **sizes}
+        return self, [self.example(at.get("s"), at["b"])], {}
 
     def stacks(self) -> list[Stack]:
         """The outermost lists of layers, with which of their layers are built alike."""
@@ -127,7 +135,7 @@ class Part(NamedTuple):
 def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]:
     """The closed form of what a model keeps, as deep as shows every kind of layer, and that model.
 
-    A layer more must keep what the layer of its kind keeps.
+    It holds at the run's own sizes. A layer more must keep what the layer of its kind keeps.
 
     Raises:
         InputError, NoAttentionError: As of ``Whole``.
@@ -138,10 +146,31 @@ def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]
     deepest = max((len(each) for each in kinds), default=1)
     for depth in range(first, first + TRIES):
         model = Whole(content, run, depth)
-        derived = derive_from(model.build, model.letters(), "cuda", "meta")
+        derived = _derived(model)
         if depth >= deepest or _one_more(derived, model, Whole(content, run, depth + 1), kinds):
             return derived, model
     raise DeriveError(f"layers beyond the first {first} keep something else")
+
+
+def _derived(model: Whole) -> Derived:
+    """The form of a model that holds at its own sizes.
+
+    Where PyTorch decides otherwise there than at the examples, the examples are its own sizes; a
+    size of 1 that no symbol stands for is no letter.
+    """
+    own, usual = model.sizes(), model.letters()
+    larger = {letter: size for letter, size in own.items() if size > 1}
+    near = {**usual, **larger}
+    of_one = [{x: n for x, n in near.items() if x != one} for one in own.keys() - larger]
+    for examples in (usual, near, *of_one, larger):
+        if not examples:
+            continue
+        try:
+            at = {letter: own[letter] for letter in examples}
+            return derive_from(model.build, examples, "cuda", "meta", at=at)
+        except ElsewhereError as error:
+            other = error
+    raise other
 
 
 def _one_more(derived: Derived, model: Whole, deeper: Whole, kinds: list[tuple[int, ...]]) -> bool:
@@ -158,7 +187,7 @@ def _one_more(derived: Derived, model: Whole, deeper: Whole, kinds: list[tuple[i
         for stack in stacks
         if (stack.path, within(each.module, stack)) in alike
     ]
-    found = kept_bytes(deeper.build, deeper.letters(), "cuda", "meta")
+    found = kept_bytes(deeper.build, derived.sizes, "cuda", "meta")
     return found == derived.value() + total(more).value(derived.sizes)
 
 
