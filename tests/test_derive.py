@@ -277,6 +277,15 @@ class TestHuggingFace:
         built = kept_bytes(as_deep.build, model.sizes(), "cuda", "meta")
         assert sum(number_of[row["layer_kind"]] * row["bytes"] for row in sums) == built
 
+    @pytest.mark.parametrize(("length", "told"), [(2046, False), (2047, True)])
+    def test_a_ledger_says_that_it_does_not_count_a_windows_mask(self, length, told, memcalc):
+        """phi-3-mini's window is of 2047 tokens: from there on sdpa keeps a mask of s² a sequence."""
+        line = f"phi-3-mini -s {length} --implementation transformers-sdpa --format json"
+        notes = memcalc(f"ledger {line} --accounting exact").document["notes"]
+        assert any("not counted: transformers gives these a mask" in x for x in notes) == told
+        rows = derive_model("phi-3-mini", "ledger", seq_length=length).column("difference")
+        assert (rows[-1].expression.coeff(s, 2) == 2 * b) == told
+
     def test_one_sequence_is_held_against_the_ledger_of_one(self):
         report = derive_model(
             "phi-3-mini", "ledger", seq_length=64, micro_batch_size=1, implementation=EAGER
