@@ -279,7 +279,7 @@ class TestHuggingFace:
 
     @pytest.mark.parametrize(("length", "told"), [(2046, False), (2047, True)])
     def test_a_ledger_says_that_it_does_not_count_a_windows_mask(self, length, told, memcalc):
-        """phi-3-mini's window is of 2047 tokens: from there on sdpa keeps a mask of s² a sequence."""
+        """phi-3-mini's window is of 2047 tokens; from there on sdpa keeps a mask of s²."""
         line = f"phi-3-mini -s {length} --implementation transformers-sdpa --format json"
         notes = memcalc(f"ledger {line} --accounting exact").document["notes"]
         assert any("not counted: transformers gives these a mask" in x for x in notes) == told

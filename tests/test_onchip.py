@@ -279,15 +279,14 @@ class TestCommand:
         assert assumed.startswith("assumed, as in Zhu et al. 2018's abstract: its layer (h 2304, b")
         assert not any(word in assumed for word in ("30 %", "P100"))
 
-    def test_states_that_do_not_fit_are_warned_of(self, memcalc):
+    def test_states_that_do_not_fit_are_told_of(self, memcalc):
         """2304 x 64 x 4 bytes are 576 KiB: more than the 64 KiB of a P100, or a B200's 228."""
         notes = memcalc("rnn -b 64 --gpu p100 --gpu b200 --format json").document["notes"]
-        (warning,) = (note for note in notes if note.startswith("warning"))
-        assert "(576 KiB)" in warning
-        assert "of p100-16gb, b200 holds" in warning
-        assert not any(
-            note.startswith("warning") for note in memcalc("rnn --format json").document["notes"]
-        )
+        (told,) = (note for note in notes if note.startswith("does not fit"))
+        assert "(576 KiB)" in told
+        assert "of p100-16gb, b200;" in told
+        others = memcalc("rnn --format json").document["notes"]
+        assert not any(note.startswith("does not fit") for note in others)
 
     def test_a_gpu_and_a_density_are_asked_for_once(self, memcalc):
         rows = memcalc(

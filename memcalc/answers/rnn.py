@@ -167,8 +167,8 @@ def _states_note(config: Recurrent, options: OnChip, found: list[Gpu]) -> list[s
     if not small:
         return []
     return [
-        f"warning: the states ({format_bytes(round(size))}) are more than the shared memory of a "
-        f"multiprocessor of {', '.join(small)} holds: a kernel would have to split them"
+        f"does not fit: the states ({format_bytes(round(size))}) exceed the shared memory of a "
+        f"multiprocessor of {', '.join(small)}; a kernel would have to split them"
     ]
 
 
