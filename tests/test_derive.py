@@ -293,6 +293,15 @@ class TestHuggingFace:
         assert report.failures == ()
         assert report.symbols == {"s": 64}
 
+    def test_fewer_positions_than_the_usual_example_are_enough(self, tmp_path):
+        path = tmp_path / "config.json"
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+        content = {"model_type": "bert", "num_hidden_layers": 2, "vocab_size": 320, **sizes}
+        path.write_text(json.dumps({**content, "max_position_embeddings": 16}))
+        assert (
+            "found: symbolic; it holds for s <= 16" in derive_model(str(path), seq_length=8).notes
+        )
+
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_catalogues_name_is_derived_as_its_file(self, family, tmp_path):
         name = next(x for x in CONFIGS if whole.content_of(CONFIGS[x])["model_type"] == family)
@@ -316,7 +325,9 @@ class TestHuggingFace:
         content = {"model_type": "olmo2", "num_hidden_layers": 3, "vocab_size": 320, **sizes}
         path.write_text(json.dumps({**content, "num_key_value_heads": 2}))
         report = derive_model(str(path), seq_length=32)
-        assert report.column("layer_kind")[0] == "layer 0"  # its input is the embedding's output
+        # the last layer's output is kept by the norm after it alone, which copies it to fp32
+        assert report.column("layer_kind")[0] == "layer 0"
+        assert "layers: 2 layer 0, 1 layer" in report.notes
         assert any(note.startswith("no ledger:") for note in report.notes)
         with pytest.raises(UsageError, match="no ledger of"):
             derive_model(str(path), "ledger", seq_length=32)
@@ -330,6 +341,9 @@ class TestHuggingFace:
                 '{"model_type": "llama", "hidden_size": "wide"}',
                 "transformers refuses this config of llama",
             ),
+            ('{"model_type": "llama", "hidden_act": "no"}', "does not build this llama: KeyError"),
+            ('{"model_type": "llama", "hidden_size": -64}', "does not build this llama: Runtime"),
+            ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "1000 at the most are"),
         ],
     )
     def test_a_file_that_transformers_does_not_build_is_one_line(self, content, message, tmp_path):

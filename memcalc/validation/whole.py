@@ -18,7 +18,6 @@ from memcalc.errors import InputError, nearest
 from memcalc.validation.derivation import (
     Derived,
     DeriveError,
-    ElsewhereError,
     Kept,
     derive_from,
     kept_bytes,
@@ -30,6 +29,7 @@ from memcalc.validation.modules import TYPES
 OUTSIDE = "outside"
 TRIES = 3  # depths at which a model is looked at
 MOST_LAYERS = 24  # of a stack that are looked at to see every kind
+MOST_DEEP = 1000  # layers of a stack that are built
 DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 NUMBERS = re.compile(r"idx|index|number|_id$")  # of a layer among its like
 
@@ -70,11 +70,15 @@ class Whole(nn.Module):
         try:
             with torch.device("meta"), _without_values():
                 made = _class_of(config).from_config(config, dtype=TYPES[run.precision])
-        except ValueError as error:
-            if "attention implementation" not in str(error):
-                raise InputError(_first(error)) from error
-            raise NoAttentionError(
-                f"{self.family} has no sdpa attention in transformers; choose transformers-eager"
+        except Exception as error:  # whatever the family's own code raises
+            if isinstance(error, ValueError) and "attention implementation" in str(error):
+                raise NoAttentionError(
+                    f"{self.family} has no sdpa attention in transformers; choose "
+                    "transformers-eager"
+                ) from error
+            raise InputError(
+                f"transformers does not build this {self.family}: {type(error).__name__}: "
+                f"{_first(error)}"
             ) from error
         self.model = made.train()
 
@@ -168,7 +172,7 @@ def _derived(model: Whole) -> Derived:
         try:
             at = {letter: own[letter] for letter in examples}
             return derive_from(model.build, examples, "cuda", "meta", at=at)
-        except ElsewhereError as error:
+        except DeriveError as error:
             other = error
     raise other
 
@@ -225,7 +229,9 @@ def parts(
         name = _kind_of(stacks, index, numbers[-1], known)
         if name in (part.name for part in found):
             name = f"{name} {numbers[-1]}"
-        there = sum(kind in numbers for kind in deep[index])
+        # every layer beyond those that were looked at keeps what the first of its kind does
+        beyond = deep[index][len(stacks[index].kinds) :]
+        there = len(numbers) + sum(kind in numbers for kind in beyond)
         found.insert(0, Part(name, there, tuple(layers[index, numbers[-1]])))
     return [*found, Part(OUTSIDE, 1, tuple(outside))]
 
@@ -266,6 +272,7 @@ def _configured(content: Mapping[str, Any], run: Run, depth: int | None) -> Any:
         )
     try:
         config = AutoConfig.for_model(family, **words)
+        _bounded(config)
         if depth is not None:
             _cut(config, depth)
     except Exception as error:  # whatever its validation raises
@@ -283,6 +290,13 @@ _SAID_OTHERWISE = {"kimi_k2": "deepseek_v3"}
 
 # What says nothing of the model, or asks for what is not there.
 _BESIDE = ("architectures", "quantization_config", "auto_map", "torch_dtype", "dtype", "use_cache")
+
+
+def _bounded(config: Any) -> None:
+    """Refuse more layers than any model has: each of them would be built."""
+    for key in DEPTHS:
+        if isinstance(layers := getattr(config, key, None), int) and layers > MOST_DEEP:
+            raise ValueError(f"{key} is {layers}, and {MOST_DEEP} at the most are built")
 
 
 def _cut(config: Any, depth: int) -> None:
