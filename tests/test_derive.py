@@ -21,10 +21,12 @@ import memcalc as library
 from memcalc import paper, resources, symbols
 from memcalc.analysis.recurrent import costs
 from memcalc.answers.layer import TECHNIQUES
+from memcalc.cli import derive as cli
 from memcalc.config import IMPLEMENTATIONS, catalog, load
 from memcalc.errors import InputError, UsageError
 from memcalc.formulas import Formula, layer_formula
-from memcalc.validation import beside, whole
+from memcalc.validation import beside, derivation, whole
+from memcalc.validation import derive as module
 from memcalc.validation.derivation import DeriveError, derive, kept_bytes
 from memcalc.validation.derive import derive_layer, derive_model
 from memcalc.validation.families import FAMILIES
@@ -797,6 +799,16 @@ class TestCommand:
     def test_the_ledgers_exact_formula_is_what_is_derived(self):
         config = load("175b", sp=True)
         assert derived_layer(config).formula == layer_formula(config, "exact")
+
+
+def test_the_command_offers_what_there_is():
+    assert cli.AGAINST == module.AGAINST
+    assert cli.DEVICES == derivation.DEVICES
+
+
+def test_a_comparison_with_what_there_is_not_is_refused():
+    with pytest.raises(UsageError, match="against 'paper' is unknown; choose from 'ledger'"):
+        derive_layer(load("175b"), "paper")
 
 
 def test_the_words_of_implementations_are_those_that_derive_takes():

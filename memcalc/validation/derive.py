@@ -16,7 +16,7 @@ from torch import nn
 from memcalc import symbols
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import IMPLEMENTATIONS, Config, Run, catalog
-from memcalc.errors import ConfigError, InputError, UsageError
+from memcalc.errors import ConfigError, InputError, UsageError, nearest
 from memcalc.report import Column, Report
 from memcalc.validation import beside, families, hugging_face, whole
 from memcalc.validation.derivation import Derived, derive, total
@@ -44,6 +44,7 @@ def derive_layer(config: Config, against: str | None = None) -> Report:
     >>> print(report.column("formula")[-1])
     b*h*s*(34 + 16/h)/t
     """
+    _require_against(against)
     if config.run.implementation.name.startswith("transformers-"):
         raise UsageError("Hugging Face's kernels are those of --from transformers")
     require(config, "meta", "own")
@@ -73,6 +74,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
         UsageError: It has no such attention there, or memcalc has no ledger of it.
         DeriveError: It cannot be derived.
     """
+    _require_against(against)
     theirs, derived, model = _derived_model(target, settings)
     content, config, run, said_of_it = theirs
     if against and config is None:
@@ -231,6 +233,11 @@ def _types(made: Any) -> str:
     if not isinstance(made, tuple):
         return type(made).__name__
     return ", ".join(type(each).__name__ for each in made[:4]) or "nothing"
+
+
+def _require_against(against: str | None) -> None:
+    if against not in (None, *AGAINST):
+        raise UsageError(f"against {against!r} is unknown; {nearest(str(against), AGAINST)}")
 
 
 def _require_type(precision: str) -> None:

@@ -148,6 +148,11 @@ def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]
     kinds = [stack.kinds for stack in Whole(content, run).stacks()]
     first = max((max(each[:MOST_LAYERS]) for each in kinds), default=0) + 1
     deepest = max((len(each) for each in kinds), default=1)
+    later = max((kind for each in kinds for kind in each), default=0)
+    if later >= first:
+        raise DeriveError(
+            f"layer {later} is built as none of the first {MOST_LAYERS}, which alone are looked at"
+        )
     for depth in range(first, first + TRIES):
         model = Whole(content, run, depth)
         derived = _derived(model)
