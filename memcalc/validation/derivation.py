@@ -117,7 +117,7 @@ class Derived:
     @property
     def guards(self) -> tuple[str, ...]:
         """What the sizes must meet for the form to hold, as text."""
-        return tuple(map(str, self.conditions))
+        return tuple(map(_worded, self.conditions))
 
     @cached_property
     def formula(self) -> Formula:
@@ -134,7 +134,9 @@ class Derived:
         at = {letters.symbol(letter): size for letter, size in found.items()}
         for each in self.conditions:
             if isinstance(each, sympy.Basic) and each.subs(at) is sympy.false:
-                raise UsageError(f"the form does not hold at {_said(found)}: it holds for {each}")
+                raise UsageError(
+                    f"the form does not hold at {_said(found)}: it holds for {_worded(each)}"
+                )
         return int(self.formula.value(found))
 
     def latex(self) -> str:
@@ -313,6 +315,20 @@ def _all_sizes(sizes: Mapping[str, int], others: Mapping[str, int]) -> dict[str,
     if unknown:
         raise UsageError(f"no letter {min(unknown)} here; there are {', '.join(sizes)}")
     return {**sizes, **others}
+
+
+def _worded(condition: Any) -> str:
+    """A condition as one reads it.
+
+    >>> n = sympy.Symbol("n")
+    >>> _worded(sympy.And(sympy.Ne(n, 3), n >= 2))
+    'n >= 2 and n != 3'
+    """
+    if isinstance(condition, sympy.And):
+        return " and ".join(map(_worded, condition.args))
+    if isinstance(condition, sympy.Eq | sympy.Ne):
+        return f"{condition.lhs} {condition.rel_op} {condition.rhs}"
+    return str(condition)
 
 
 def _said(sizes: Mapping[str, int]) -> str:
@@ -521,7 +537,8 @@ def _symbolic(looked: _Looked) -> Derived:
             raise _StoppedError(f"PyTorch fixes {letter} at {env.replacements[symbol]}")
     for guard in env.guards:
         if isinstance(guard.expr, sympy.Eq):
-            raise _StoppedError(f"PyTorch decides that {_as_letters(guard.expr, names)}")
+            decided = _worded(_as_letters(guard.expr, names))
+            raise _StoppedError(f"PyTorch decides that {decided}")
     conditions = [sympy.simplify(_named(each.expr, names)) for each in env.guards]
     told = [_as_letters(each, {}) for each in conditions if each not in (True, sympy.true)]
     tensors = tuple(
