@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import textwrap
+import warnings
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,11 +19,14 @@ from torch.nn import functional
 
 import memcalc as library
 from memcalc import paper, resources, symbols
+from memcalc.analysis.recurrent import costs
 from memcalc.answers.layer import TECHNIQUES
+from memcalc.cli import derive as cli
 from memcalc.config import IMPLEMENTATIONS, catalog, load
 from memcalc.errors import InputError, UsageError
 from memcalc.formulas import Formula, layer_formula
-from memcalc.validation import beside, whole
+from memcalc.validation import beside, derivation, whole
+from memcalc.validation import derive as module
 from memcalc.validation.derivation import DeriveError, derive, kept_bytes
 from memcalc.validation.derive import derive_layer, derive_model
 from memcalc.validation.families import FAMILIES
@@ -185,9 +189,8 @@ class TestOwnLayers:
 
 
 def content_and_run(name, implementation):
-    config = load(
-        name, seq_length=197 if name.startswith("vit") else 64, implementation=implementation
-    )
+    length = 197 if name.startswith("vit") else 64
+    config = load(name, seq_length=length, micro_batch_size=2, implementation=implementation)
     return whole.content_of(CONFIGS[name]), config
 
 
@@ -238,12 +241,68 @@ class TestHuggingFace:
             "interpolated (degree 2 in s, 1 in b; confirmed at 4 further sizes)"
         )
         assert derived.notes[0].startswith("not symbolic: PyTorch fixes s at 64")
-        assert derived.guards == ("measured at multiples of s = 64, b = 3",)
+        assert derived.guards == ("multiples of s = 64, b = 3",)
 
     def test_a_form_says_where_it_holds(self):
         content, config = content_and_run("gemma-3-27b", SDPA)
         derived, _ = whole.derived_model(content, config.run)
         assert "s < 1024" in derived.guards
+
+    @pytest.mark.parametrize(
+        ("name", "implementation", "length", "number"),
+        [
+            ("gemma-3-27b", SDPA, 131072, 1),  # beyond the window of most layers
+            ("phi-3-mini", SDPA, 4096, 2),
+            ("phi-3-mini", EAGER, 4096, 1),  # heads of one sequence lie otherwise
+            ("deepseek-v2-lite", EAGER, 4096, 1),
+            ("llama-3-8b", SDPA, 1, 1),
+        ],
+    )
+    def test_the_form_is_what_is_kept_at_the_sizes_that_are_asked_for(
+        self, name, implementation, length, number
+    ):
+        config = load(
+            name, seq_length=length, micro_batch_size=number, implementation=implementation
+        )
+        content = whole.content_of(CONFIGS[name])
+        derived, model = whole.derived_model(content, config.run)
+        measured = kept_bytes(model.build, model.sizes(), "cuda", "meta")
+        assert derived.value(**{x: model.sizes()[x] for x in derived.sizes}) == measured
+        report = derive_model(
+            name, seq_length=length, micro_batch_size=number, implementation=implementation
+        )
+        (layers,) = (x.removeprefix("layers: ") for x in report.notes if x.startswith("layers: "))
+        number_of = {kind: int(n) for n, _, kind in (x.partition(" ") for x in layers.split(", "))}
+        number_of["outside"] = 1
+        sums = [row for row in report.records() if row["tensor"] == "total"]
+        as_deep = whole.Whole(content, config.run)
+        built = kept_bytes(as_deep.build, model.sizes(), "cuda", "meta")
+        assert sum(number_of[row["layer_kind"]] * row["bytes"] for row in sums) == built
+
+    @pytest.mark.parametrize(("length", "told"), [(2046, False), (2047, True)])
+    def test_a_ledger_says_that_it_does_not_count_a_windows_mask(self, length, told, memcalc):
+        """phi-3-mini's window is of 2047 tokens; from there on sdpa keeps a mask of s²."""
+        line = f"phi-3-mini -s {length} --implementation transformers-sdpa --format json"
+        notes = memcalc(f"ledger {line} --accounting exact").document["notes"]
+        assert any("not counted: transformers gives these a mask" in x for x in notes) == told
+        rows = derive_model("phi-3-mini", "ledger", seq_length=length).column("difference")
+        assert (rows[-1].expression.coeff(s, 2) == 2 * b) == told
+
+    def test_one_sequence_is_held_against_the_ledger_of_one(self):
+        report = derive_model(
+            "phi-3-mini", "ledger", seq_length=64, micro_batch_size=1, implementation=EAGER
+        )
+        assert report.failures == ()
+        assert report.symbols == {"s": 64}
+
+    def test_fewer_positions_than_the_usual_example_are_enough(self, tmp_path):
+        path = tmp_path / "config.json"
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+        content = {"model_type": "bert", "num_hidden_layers": 2, "vocab_size": 320, **sizes}
+        path.write_text(json.dumps({**content, "max_position_embeddings": 16}))
+        assert (
+            "found: symbolic; it holds for s <= 16" in derive_model(str(path), seq_length=8).notes
+        )
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_catalogues_name_is_derived_as_its_file(self, family, tmp_path):
@@ -268,7 +327,9 @@ class TestHuggingFace:
         content = {"model_type": "olmo2", "num_hidden_layers": 3, "vocab_size": 320, **sizes}
         path.write_text(json.dumps({**content, "num_key_value_heads": 2}))
         report = derive_model(str(path), seq_length=32)
-        assert report.column("layer_kind")[0] == "layer 0"  # its input is the embedding's output
+        # the last layer's output is kept by the norm after it alone, which copies it to fp32
+        assert report.column("layer_kind")[0] == "layer 0"
+        assert "layers: 2 layer 0, 1 layer" in report.notes
         assert any(note.startswith("no ledger:") for note in report.notes)
         with pytest.raises(UsageError, match="no ledger of"):
             derive_model(str(path), "ledger", seq_length=32)
@@ -282,6 +343,9 @@ class TestHuggingFace:
                 '{"model_type": "llama", "hidden_size": "wide"}',
                 "transformers refuses this config of llama",
             ),
+            ('{"model_type": "llama", "hidden_act": "no"}', "does not build this llama: KeyError"),
+            ('{"model_type": "llama", "hidden_size": -64}', "does not build this llama: Runtime"),
+            ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "1000 at the most are"),
         ],
     )
     def test_a_file_that_transformers_does_not_build_is_one_line(self, content, message, tmp_path):
@@ -330,12 +394,52 @@ class Deciding(nn.Module):
         return y if y.sum().item() > 0 else -y
 
 
-class Looping(nn.Module):
-    """An LSTM cell over time."""
+class Leaving(nn.Module):
+    def forward(self, x):
+        sys.exit(3)
 
-    def __init__(self, width, hidden):
+
+class Yielding(nn.Module):
+    def forward(self, x):
+        yield x * x
+
+
+class Complaining(nn.Module):
+    def forward(self, x):
+        warnings.warn("not so fast", stacklevel=1)
+        return x * x
+
+
+class Halved(nn.Module):
+    """Keeps a half where it can be halved, else two wholes."""
+
+    def forward(self, x):
+        if x.shape[0] % 2 == 0:
+            return x[: x.shape[0] // 2].exp() + 1
+        return x.exp().exp() + 1
+
+
+class Holding(nn.Module):
+    def __init__(self):
         super().__init__()
-        self.cell = nn.LSTMCell(width, hidden)
+        self.scale, self.calls = torch.ones(4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return (x * self.scale).exp()
+
+
+class Flat(nn.Module):
+    def forward(self, x):
+        return x.reshape(-1) ** 2
+
+
+class Looping(nn.Module):
+    """A cell over time."""
+
+    def __init__(self, width, hidden, cell=nn.LSTMCell):
+        super().__init__()
+        self.cell = cell(width, hidden)
 
     def forward(self, x):
         state = None
@@ -362,8 +466,10 @@ class TestModules:
 
     def test_a_form_that_holds_from_some_size_on_says_so(self):
         derived = derive(Sliced(), torch.randn(16, 4, requires_grad=True), {"s": 16})
-        assert derived.guards == ("s >= 2", "s > 8")
+        assert derived.guards == ("s > 8",)
         assert derived.formula == Formula(32 * s)
+        with pytest.raises(UsageError, match="does not hold at s = 8: it holds for s > 8"):
+            derived.value(s=8)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     def test_a_transformer_layer_of_pytorchs_own(self, dtype):
@@ -445,6 +551,8 @@ class TestModules:
             (Sorting(), "in module ., at or after index"),
             (Deciding(), "in module ., at or after _local_scalar_dense"),
             (Rooted(), "no polynomial"),
+            (Leaving(), "in module .: SystemExit: 3"),
+            (Yielding(), "an iterator, whose work is not done yet"),
         ],
     )
     def test_what_cannot_be_derived_says_where_it_stopped(self, module, message):
@@ -460,6 +568,7 @@ class TestModules:
             ({"s": "x"}, "a letter stands for a size, or for axes"),
             ({"s": [(0, 0), (0, 1)]}, "s is 6 and 4 in the inputs"),
             ({"2s": 6}, "a letter is a name"),
+            ({"lambda": 6}, "a letter is a name"),
             ({}, "a form has 1 to 8 letters"),
             ({"o": 1}, "o is 1 in the example: it must be at least 2"),
         ],
@@ -471,6 +580,72 @@ class TestModules:
     def test_a_device_is_one_of_two(self):
         with pytest.raises(UsageError, match="device 'tpu' is unknown; choose from cuda, cpu"):
             derive(Doubling(), torch.randn(6, 4), {"s": 6}, "tpu")
+
+    def test_a_form_is_held_against_what_is_measured_where_it_is_asked_for(self):
+        x = torch.randn(6, 4, requires_grad=True)
+        assert derive(Halved(), x, {"s": 6}, at={"s": 12}).formula == Formula(8 * s)
+        message = "at s = 7 the module keeps 224 bytes, .* multiples of s = 6, gives 56"
+        with pytest.raises(DeriveError, match=message):
+            derive(Halved(), x, {"s": 6}, at={"s": 7})
+
+    @pytest.mark.parametrize("cell", ["gru", "lstm"])
+    @pytest.mark.parametrize(("device", "kernels"), [("cpu", "torch-cpu"), ("cuda", "torch-cuda")])
+    def test_a_recurrent_cell_is_that_of_its_devices_kernels(self, cell, device, kernels):
+        config = library.Recurrent(
+            cell=cell, hidden_size=32, input_size=16, batch_size=2, kernels=kernels
+        )
+        unrolled = Looping(16, 32, nn.GRUCell if cell == "gru" else nn.LSTMCell)
+        derived = derive(unrolled, torch.randn(6, 2, 16), {"T": 6}, device)
+        further = costs(config).whole(50) - costs(config).whole(49)
+        assert derived.value(T=50) - derived.value(T=49) == further
+
+    def test_a_whole_sequence_on_cuda_is_said_to_be_cudnns(self):
+        told = derive(nn.GRU(4, 4), torch.randn(6, 2, 4), {"b": 2}).notes
+        assert any(note.startswith("gru: op by op; on CUDA it is cuDNN's") for note in told)
+
+    def test_what_a_module_holds_without_registering_it_is_there_anyway(self):
+        block = Holding()
+        derived = derive(block, torch.randn(6, 4, requires_grad=True), {"s": 6})
+        assert derived.formula == Formula(16 * s)
+        assert [each.name for each in derived.tensors if each.kind == "buffer"] == ["scale"]
+        assert (block.calls, block.scale.device.type) == (0, "cpu")
+
+    def test_an_input_lies_in_memory_as_its_example(self):
+        """A reshape of what lies otherwise is a copy, which its square then keeps."""
+        x = torch.randn(6, 4, requires_grad=True)
+        flat = Flat()
+        assert [each.op for each in derive(flat, x, {"s": 6}).tensors] == ["input"]
+        other = torch.randn(4, 6).t().requires_grad_()
+        assert [each.op for each in derive(flat, other, {"s": 6}).tensors] == ["clone"]
+
+    def test_a_compiled_module_is_derived_as_it_runs_eagerly(self):
+        compiled = torch.compile(nn.Linear(8, 16), backend="eager")
+        derived = derive(compiled, torch.randn(5, 8), {"s": 5})
+        assert derived.formula == Formula(32 * s)
+        assert "partitioner" in derived.notes[-1]
+
+    def test_a_warning_is_told(self):
+        derived = derive(Complaining(), torch.randn(6, 4), {"s": 6})
+        assert derived.notes == ("warned: not so fast",)
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_a_scripted_module_is_refused(self):
+        with pytest.raises(UsageError, match="scripted or traced"):
+            derive(torch.jit.script(nn.Linear(4, 4)), torch.randn(6, 4), {"s": 6})
+
+    @pytest.mark.parametrize(
+        ("module", "inputs", "message"),
+        [
+            (torch.tanh, torch.randn(6, 4), "a torch.nn.Module is derived, not builtin"),
+            (nn.LazyLinear(4), torch.randn(6, 4), "run it once before"),
+            (nn.Linear(4, 4), None, "not NoneType"),
+            (nn.Linear(4, 4), "six", "not str"),
+            (nn.Linear(6, 6), torch.eye(6).to_sparse(), "torch.sparse_coo"),
+        ],
+    )
+    def test_what_no_module_runs_on_is_refused(self, module, inputs, message):
+        with pytest.raises(UsageError, match=message):
+            derive(module, inputs, {"s": 6})
 
 
 class TestInterpolation:
@@ -509,6 +684,16 @@ def factory(tmp_path, monkeypatch):
 
             def broken():
                 raise KeyError("no such thing")
+
+            def leaving():
+                raise SystemExit(3)
+
+            def lettered():
+                return torch.nn.Linear(8, 8), torch.randn(5, 8), ["s"]
+
+            def talking():
+                print("good morning")
+                return block()
             """
         )
     )
@@ -531,6 +716,8 @@ class TestCommand:
             ("wrong", "must return a module and its inputs"),
             ("broken", "makes no module: KeyError: 'no such thing'"),
             ("none", "makes no module: AttributeError"),
+            ("leaving", "makes no module: SystemExit: 3"),
+            ("lettered", "a mapping of letters; it returned Linear, Tensor, list"),
             ("bare", "a form has 1 to 8 letters, not 0"),
             ("block --sp", "a factory takes --symbols, --at and --device alone"),
             ("block --at h=4", "no letter h here"),
@@ -542,6 +729,11 @@ class TestCommand:
         assert (outcome.status, outcome.out) == (2, "")
         assert message in outcome.err
         assert outcome.err.count("\n") == 1
+
+    def test_what_a_factory_prints_is_no_part_of_the_answer(self, memcalc, factory):
+        outcome = memcalc(f"derive {factory}:talking --format json")
+        assert outcome.document["rows"][-1]["bytes"] == 160
+        assert outcome.err == "good morning\n"
 
     @pytest.mark.parametrize(
         "line",
@@ -607,6 +799,16 @@ class TestCommand:
     def test_the_ledgers_exact_formula_is_what_is_derived(self):
         config = load("175b", sp=True)
         assert derived_layer(config).formula == layer_formula(config, "exact")
+
+
+def test_the_command_offers_what_there_is():
+    assert cli.AGAINST == module.AGAINST
+    assert cli.DEVICES == derivation.DEVICES
+
+
+def test_a_comparison_with_what_there_is_not_is_refused():
+    with pytest.raises(UsageError, match="against 'paper' is unknown; choose from 'ledger'"):
+        derive_layer(load("175b"), "paper")
 
 
 def test_the_words_of_implementations_are_those_that_derive_takes():

@@ -268,10 +268,36 @@ class TestCommand:
             assert option in said
 
     def test_what_was_asked_for_is_not_assumed(self, memcalc):
-        line = "rnn --value-bytes 2 --activation-bytes 2 --hidden-size 9 --format json"
-        notes = memcalc(line).document["notes"]
+        line = "rnn --value-bytes 2 --activation-bytes 2 --hidden-size 9 --density 0.1 --gpu t4"
+        notes = memcalc(f"{line} --format json").document["notes"]
         (assumed,) = (note for note in notes if note.startswith("assumed"))
         assert assumed.startswith("assumed: one layer is on chip at once")
+
+    def test_a_published_layers_part_that_was_asked_for_is_not_assumed(self, memcalc):
+        notes = memcalc("rnn --gpu v100 --density 0.1 --format json").document["notes"]
+        (assumed,) = (note for note in notes if note.startswith("assumed, as in"))
+        assert assumed.startswith("assumed, as in Zhu et al. 2018's abstract: its layer (h 2304, b")
+        assert not any(word in assumed for word in ("30 %", "P100"))
+
+    def test_states_that_do_not_fit_are_told_of(self, memcalc):
+        """2304 x 64 x 4 bytes are 576 KiB: more than the 64 KiB of a P100, or a B200's 228."""
+        notes = memcalc("rnn -b 64 --gpu p100 --gpu b200 --format json").document["notes"]
+        (told,) = (note for note in notes if note.startswith("does not fit"))
+        assert "(576 KiB)" in told
+        assert "of p100-16gb, b200;" in told
+        others = memcalc("rnn --format json").document["notes"]
+        assert not any(note.startswith("does not fit") for note in others)
+
+    def test_a_gpu_and_a_density_are_asked_for_once(self, memcalc):
+        rows = memcalc(
+            "rnn --gpu p100 --gpu gp100 --density 0.1 --density 0.1 --value-bytes 2 --format json"
+        ).document["rows"]
+        assert [row["storage"] for row in rows] == ["dense 2", "10% 2+2"]
+
+    def test_the_largest_size_is_never_where_the_search_ends(self):
+        """The least that is allowed of density and bytes, on the largest chip."""
+        found = held("b200", densities=1e-6, value_bytes=0.125, index_bytes=0)
+        assert found.largest == isqrt(148 * 2**18 * 8 * 10**6)
 
     def test_rows_are_a_gpu_and_a_storage(self, memcalc):
         rows = memcalc("rnn --gpu v100 --gpu t4 --format json").document["rows"]

@@ -16,7 +16,7 @@ from memcalc.errors import UsageError
 from memcalc.graph.mesh import Size, elements
 
 REGISTERS, SHARED, MEMORY = "registers", "shared", "memory"
-MOST = 2**24  # no hidden size above it is looked for
+MOST = 2**25  # no hidden size above it is looked for; the sparsest and narrowest fit below it
 
 
 class Storage(NamedTuple):
@@ -159,7 +159,7 @@ def storages(options: OnChip) -> list[Storage]:
         dense,
         *(
             Storage(exact(density), exact(value), exact(index))
-            for density in options.densities
+            for density in dict.fromkeys(options.densities)
             for value, index in options.pairs
         ),
     ]

@@ -58,13 +58,18 @@ def _of_experts(config: Config, accounting: str | None) -> list[str]:
 
 
 def _of_windows(config: Config) -> list[str]:
-    model = config.model
-    if model.sliding_window is None or config.run.seq_length <= model.sliding_window:
+    model, sdpa = config.model, config.run.implementation.name == "transformers-sdpa"
+    # from as many tokens on as a window has, transformers' sdpa gets a mask
+    if model.sliding_window is None or config.run.seq_length < model.sliding_window + (not sdpa):
         return []
     number = model.layers if model.window_layers is None else sum(model.window_layers)
+    masked = (
+        "; not counted: transformers gives these a mask, for which sdpa has another kernel, which "
+        "keeps it (memcalc derive --from transformers counts it)"
+    )
     return [
         f"{number} of {model.layers} layers see {model.sliding_window} tokens back: they keep as "
-        "much, and their FLOPs are counted over the whole sequence"
+        f"much, and their FLOPs are counted over the whole sequence{masked if sdpa else ''}"
     ]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from memcalc.analysis import recurrent
 from memcalc.analysis.activations import kept
-from memcalc.analysis.onchip import Chip, Storage, fit, storages
+from memcalc.analysis.onchip import Chip, Storage, exact, fit, states, storages
 from memcalc.blocks.rnn import rnn_graph
 from memcalc.config.gpus import Gpu, gpu, gpus
 from memcalc.config.recurrent import KERNELS, OnChip, Recurrent
@@ -51,7 +51,8 @@ def rnn(
 
 
 def _on_chip(config: Recurrent, options: OnChip) -> Report:
-    found = [gpu(name) for name in options.gpus] or [each for each in gpus() if each.sms]
+    asked = {gpu(name).name: gpu(name) for name in options.gpus}
+    found = list(asked.values()) or [each for each in gpus() if each.sms]
     rows = [_fit_row(config, options, each, way) for each in found for way in storages(options)]
     return Report(
         "rnn",
@@ -145,12 +146,31 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         "streamed: weights are read in every step, from memory or, where they fit, from L2; "
         "speedup bound: the most that residence gains over a streamed kernel at its own bound",
     ]
-    if config == Recurrent():
+    usual = OnChip()
+    published = [
+        *(["its layer (h 2304, b 4)"] if config == Recurrent() else []),
+        *(["its density of 30 %"] if options.densities == usual.densities else []),
+        *(["a P100, which only its submission names"] if options.gpus == usual.gpus else []),
+    ]
+    if published:
         lines.append(
-            "assumed: the layer of Zhu et al. 2018's abstract (h 2304, b 4; density 30 %); its GPU "
-            "is not named there, and a P100 in the submission of November 2017"
+            f"assumed, as in Zhu et al. 2018's abstract: {', '.join(published)} (--hidden-size, "
+            "--batch-size, --density, --gpu)"
         )
+    lines += _states_note(config, options, found)
     return lines + [f"{each.name}: {each.chip_source}" for each in found]
+
+
+def _states_note(config: Recurrent, options: OnChip, found: list[Gpu]) -> list[str]:
+    """The GPUs whose shared memory does not hold the states."""
+    size = states(config, config.hidden_size, exact(options.activation_bytes))
+    small = [each.name for each in found if size > Chip.of(each, options).shared_bytes]
+    if not small:
+        return []
+    return [
+        f"does not fit: the states ({format_bytes(round(size))}) exceed the shared memory of a "
+        f"multiprocessor of {', '.join(small)}; a kernel would have to split them"
+    ]
 
 
 def _layers(config: Recurrent) -> str:

@@ -47,7 +47,11 @@ class Letters(click.ParamType[dict[str, int]]):
 @click.option(
     "--symbols", type=Letters(), help="Of a factory: the letters, with their sizes in its inputs."
 )
-@click.option("--at", type=Letters(), help="Of a factory: sizes at which to evaluate the form.")
+@click.option(
+    "--at",
+    type=Letters(),
+    help="Of a factory: sizes at which to evaluate the form, and hold it against a measurement.",
+)
 @click.option("--device", type=click.Choice(DEVICES), help="Of a factory: whose kernels.")
 @click.option("--latex", is_flag=True, help="Only the sums, in LaTeX.")
 @click.option("--python", is_flag=True, help="Only the sums, as Python functions.")

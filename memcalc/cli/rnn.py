@@ -108,7 +108,7 @@ def rnn(scope: str, format_: str | None, output: Path | None, **settings: Any) -
             )
     every = given.pop("every", None)
     chip = {field.name: given.pop(field.name) for field in fields(OnChip) if field.name in given}
-    if chip.get("gpus") == ("all",):
+    if "all" in chip.get("gpus", ()):
         chip["gpus"] = ()
     config, on_chip = memcalc.Recurrent(**given), memcalc.OnChip(**chip)
     show(memcalc.rnn(config, on_chip, scope, every), format_, output)

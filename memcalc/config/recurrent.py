@@ -74,7 +74,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "value_bytes": (1 / 8, 8),
     "index_bytes": (0, 8),
     "usable": (1e-6, 1),
-    "activation_bytes": (0, 8),
+    "activation_bytes": (0, 8),  # and if not 0, at least a bit
     "sync_seconds": (0, 1),
     "l2_bandwidth": (1, 1e21),
     "peak_flops": (1, 1e21),
@@ -137,6 +137,8 @@ class OnChip:
                 fields.whole(name, value, WHOLE[field.name])
             elif field.name in RANGES:
                 fields.between(name, value, *RANGES[field.name])
+        if self.activation_bytes:
+            fields.between("activation bytes", self.activation_bytes, 1 / 8, 8)
 
     @property
     def pairs(self) -> tuple[tuple[float, float], ...]:

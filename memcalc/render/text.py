@@ -22,7 +22,7 @@ HEADER = 14  # the width to which headers are folded, where there is room
 
 
 def render(report: Report) -> str:
-    """The report as text. Columns of detail are left out where they do not fit, or are unknown.
+    """The report as text. Columns of detail are left out where they do not fit, or are empty.
 
     >>> from memcalc.report import Column
     >>> columns = (Column("part", "text"), Column("bytes", "bytes"))
@@ -45,11 +45,7 @@ def render(report: Report) -> str:
         emoji=False,
         markup=False,
     )
-    known = [
-        c
-        for c in report.columns
-        if not c.detail or any(value is not None for value in report.column(c.name))
-    ]
+    known = [c for c in report.columns if not c.detail or set(report.column(c.name)) - {None, ""}]
     brief = [column for column in known if not column.detail]
     endless = console.options.update(max_width=10_000)
     for columns, header_width in product((known, brief), (HEADER, 0)):

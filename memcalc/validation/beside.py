@@ -55,19 +55,21 @@ def beside_hugging_face(
 ) -> list[Row]:
     """One of transformers' layers beside the ledger, in some letters; the whole is the last row.
 
-    The ledger's is that of several sequences: of one alone PyTorch keeps heads as they lie.
+    Where b is a letter the ledger's is that of several sequences: of one alone PyTorch keeps heads
+    as they lie.
     """
-    several = replace(config, run=replace(config.run, micro_batch_size=2))
+    batch = 2 if "b" in letters else config.run.micro_batch_size
+    config = replace(config, run=replace(config.run, micro_batch_size=batch))
     at = {**symbols.values(config), **{x: size for x, size in _APART.items() if x in letters}}
     forms = {**at, **{x: symbols.symbol(x) for x in letters}}
-    ops = layer_graph(several, kind=kind).ops
+    ops = layer_graph(config, kind=kind).ops
     if family in families.FAMILIES:
         names = families.parts(family, kind)
         # a layer's input is the output of one like it
         last = names.get(ops[-1].name, names.get("layer", "."))
-        return _beside(several, kind, tensors, at, forms, _Names({**names, "": last}, names))
+        return _beside(config, kind, tensors, at, forms, _Names({**names, "": last}, names))
     all_as_one = {"": ".", **{op.name: "." for op in ops}, **{_maker(x): "." for x in tensors}}
-    return _beside(several, kind, tensors, at, forms, _Names(all_as_one, all_as_one))
+    return _beside(config, kind, tensors, at, forms, _Names(all_as_one, all_as_one))
 
 
 # Primes so far apart that sums of a few products of them are equal only where they are the same.

@@ -10,10 +10,12 @@ exactly (``memcalc.validation.interpolation``).
 
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property
+from keyword import iskeyword
 from typing import Any, NamedTuple
 
 import sympy
@@ -40,10 +42,15 @@ DEVICES = ("cuda", "cpu")
 ACTIVATION, INPUT, BUFFER = "activation", "input", "buffer"
 MOST_SIZES = 8  # letters of one derivation
 MOST_LINES, LONGEST = 3, 120  # of what a module prints or complains of
+EAGERLY = "derived as it runs eagerly: what a compiled module keeps is its partitioner's choice"
 
 
 class DeriveError(MemcalcError):
     """A module does not run, or what it keeps has no closed form that could be found."""
+
+
+class ElsewhereError(DeriveError):
+    """A form does not hold at the sizes that are asked for."""
 
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
@@ -110,7 +117,7 @@ class Derived:
     @property
     def guards(self) -> tuple[str, ...]:
         """What the sizes must meet for the form to hold, as text."""
-        return tuple(map(str, self.conditions))
+        return tuple(map(_worded, self.conditions))
 
     @cached_property
     def formula(self) -> Formula:
@@ -121,12 +128,16 @@ class Derived:
         """The bytes at given sizes; a letter without one is as it was when it was derived.
 
         Raises:
-            UsageError: There is no such letter.
+            UsageError: There is no such letter, or the sizes break a guard.
         """
-        unknown = sizes.keys() - self.sizes.keys()
-        if unknown:
-            raise UsageError(f"no letter {min(unknown)} here; there are {', '.join(self.sizes)}")
-        return int(self.formula.value({**self.sizes, **sizes}))
+        found = _all_sizes(self.sizes, sizes)
+        at = {letters.symbol(letter): size for letter, size in found.items()}
+        for each in self.conditions:
+            if isinstance(each, sympy.Basic) and each.subs(at) is sympy.false:
+                raise UsageError(
+                    f"the form does not hold at {_said(found)}: it holds for {_worded(each)}"
+                )
+        return int(self.formula.value(found))
 
     def latex(self) -> str:
         """The formula in LaTeX."""
@@ -158,6 +169,7 @@ def derive(
     inputs: Any,
     symbols: Mapping[str, Any],
     device: str = "cuda",
+    at: Mapping[str, int] | None = None,
 ) -> Derived:
     """The closed form of the bytes that a module keeps for backward, in sizes of its inputs.
 
@@ -171,11 +183,13 @@ def derive(
         symbols: For each letter its size in the example, which stands for every axis of that size,
             or the axes that it is: a pair (number of the tensor, axis), or several of them.
         device: Whose kernels: ``cuda``, whose fused ones are stood in for, or ``cpu``.
+        at: Other sizes at which the form must hold: it is held against a measurement there.
 
     Raises:
-        UsageError: A letter is nowhere among the inputs, or two letters are one size.
+        UsageError: A letter is nowhere among the inputs, or two letters are one size; or the module
+            is a scripted or a lazy one.
         DeriveError: The module does not run on tensors without values, or keeps what has no
-            closed form in these letters.
+            closed form in these letters; an ``ElsewhereError``, the form does not hold at ``at``.
 
     >>> import torch
     >>> mlp = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
@@ -186,6 +200,7 @@ def derive(
     >>> [(each.module, each.op, str(each.formula)) for each in derived.tensors]
     [('', 'input', '32*b*s'), ('0', 'addmm', '128*b*s'), ('1', 'gelu', '128*b*s')]
     """
+    plain = _plain(module)
     given, spec = tree_flatten(_arguments(inputs))
     places = _places(given, symbols)
     example = {
@@ -201,10 +216,12 @@ def derive(
             for number, each in enumerate(given)
         ]
         arguments, keywords = tree_unflatten(leaves, spec)
-        return module, arguments, keywords
+        return plain, arguments, keywords
 
     ordered = {letter: example[letter] for letter in symbols}
-    return derive_from(build, ordered, device, stands)
+    derived = derive_from(build, ordered, device, stands, at=at)
+    told = () if plain is module else (EAGERLY,)
+    return replace(derived, notes=(*derived.notes, *told))
 
 
 def derive_from(
@@ -213,6 +230,7 @@ def derive_from(
     device: str = "cuda",
     stands: str | None = None,
     written: Mapping[str, Any] | None = None,
+    at: Mapping[str, int] | None = None,
 ) -> Derived:
     """The closed form of what a module keeps that is built for sizes, by letter.
 
@@ -224,6 +242,7 @@ def derive_from(
         stands: The device on which stand-ins of the module's parameters and buffers lie; None
             where the module is built without values already.
         written: What a letter is in the form, where it is not itself.
+        at: As of ``derive``; not together with ``written``.
 
     Raises:
         UsageError: A size is too small to tell from one that is always 1, or the device unknown.
@@ -241,6 +260,8 @@ def derive_from(
         derived = _symbolic(looked)
     except _StoppedError as error:
         derived = _interpolated(looked, str(error))
+    if at:
+        _hold(looked, derived, _all_sizes(sizes, at))
     return derived if written is None else _rewritten(derived, written)
 
 
@@ -252,16 +273,66 @@ def kept_bytes(
     Raises:
         DeriveError: The module does not run on tensors without values.
     """
-    try:
-        stored = _Looked(build, sizes, device, stands).at(sizes).stored
-    except _StoppedError as error:
-        raise DeriveError(f"the module cannot be measured: {error}") from error
-    return sum(each.bytes for each in stored if _kind(each) != BUFFER)
+    return _measured(_Looked(build, sizes, device, stands), sizes)
 
 
 def total(tensors: Sequence[Kept]) -> Formula:
     """The sum of what is kept, without buffers."""
     return Formula(sum(each.formula.expression for each in tensors if each.kind != BUFFER))
+
+
+def _measured(looked: "_Looked", sizes: Mapping[str, int]) -> int:
+    try:
+        stored = looked.at(sizes).stored
+    except _StoppedError as error:
+        why = f"the module cannot be measured at {_said(sizes)}: {error}"
+        raise DeriveError(why) from error
+    return sum(each.bytes for each in stored if _kind(each) != BUFFER)
+
+
+def _hold(looked: "_Looked", derived: Derived, at: Mapping[str, int]) -> None:
+    """Hold a form against what is measured at sizes.
+
+    Raises:
+        ElsewhereError: It is not what is kept there.
+    """
+    kept, given = _measured(looked, at), int(derived.formula.value(at))
+    if kept != given:
+        held = f", which holds for {', '.join(derived.guards)}," if derived.guards else ""
+        raise ElsewhereError(
+            f"at {_said(at)} the module keeps {kept:,} bytes, where the form that was found at "
+            f"{_said(derived.sizes)}{held} gives {given:,}: derive it from inputs of such sizes"
+        )
+
+
+def _all_sizes(sizes: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    """Sizes, with others in their places.
+
+    Raises:
+        UsageError: There is no such letter.
+    """
+    unknown = others.keys() - sizes.keys()
+    if unknown:
+        raise UsageError(f"no letter {min(unknown)} here; there are {', '.join(sizes)}")
+    return {**sizes, **others}
+
+
+def _worded(condition: Any) -> str:
+    """A condition as one reads it.
+
+    >>> n = sympy.Symbol("n")
+    >>> _worded(sympy.And(sympy.Ne(n, 3), n >= 2))
+    'n >= 2 and n != 3'
+    """
+    if isinstance(condition, sympy.And):
+        return " and ".join(map(_worded, condition.args))
+    if isinstance(condition, sympy.Eq | sympy.Ne):
+        return f"{condition.lhs} {condition.rel_op} {condition.rhs}"
+    return str(condition)
+
+
+def _said(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
 
 
 # --- a run ---------------------------------------------------------------------------------------
@@ -296,10 +367,10 @@ class _Looked(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What a run keeps, and what it printed."""
+    """What a run keeps, and what else it told: what it printed, and what it warned of."""
 
     stored: tuple[Stored, ...]
-    printed: tuple[str, ...]
+    told: tuple[str, ...]
 
 
 class _Place(TorchDispatchMode):
@@ -365,18 +436,19 @@ def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None
     try:
         with ExitStack() as stack:
             printed = stack.enter_context(redirect_stdout(_Printed(place)))
+            warned = stack.enter_context(_warned())
             module, arguments, keywords = build(sizes)
             if stands:
                 stack.enter_context(_stood_in(module, stands))
             stack.enter_context(place.within(module))
-            if device == "cuda":
-                stack.enter_context(CudaKernels())
+            kernels = stack.enter_context(CudaKernels()) if device == "cuda" else None
             stack.enter_context(place)
             measured = measure(module, *arguments, keywords=keywords)
-            return _Run(measured.stored, tuple(printed.lines))
+            otherwise = sorted(kernels.otherwise) if kernels else ()
+            return _Run(measured.stored, (*printed.lines, *warned, *otherwise))
     except MemcalcError:
         raise
-    except Exception as error:  # whatever a module does
+    except (Exception, SystemExit) as error:  # whatever a module does
         why = f"{type(error).__name__}: {_line(str(error))}"
         raise _StoppedError(f"it stopped {place}: {why}") from error
 
@@ -388,8 +460,25 @@ def _line(text: str) -> str:
 
 
 @contextmanager
+def _warned() -> Iterator[list[str]]:
+    """What the user's code and PyTorch warn of, as lines, the same once."""
+    lines: list[str] = []
+
+    def keep(message: Any, *_: Any, **__: Any) -> None:
+        line = f"warned: {_line(str(message))}"
+        if line not in lines and len(lines) < MOST_LINES:
+            lines.append(line)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = keep
+        yield lines
+
+
+@contextmanager
 def _stood_in(module: nn.Module, device: str) -> Iterator[None]:
-    """Put tensors without values in the places of a module's parameters and buffers."""
+    """Put tensors without values in the places of a module's own, and leave it as it was."""
     stand_ins: dict[int, Any] = {}
     theirs: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
@@ -404,21 +493,28 @@ def _stood_in(module: nn.Module, device: str) -> Iterator[None]:
         return stand_ins[id(tensor)]
 
     for each in module.modules():
-        for own in (each._parameters, each._buffers):
+        for own in (vars(each), each._parameters, each._buffers):
             theirs.append((own, dict(own)))
-            own.update({k: stand_in(t) for k, t in own.items() if t is not None})
+            own.update({k: stand_in(t) for k, t in own.items() if isinstance(t, Tensor)})
     try:
         yield
     finally:
         for own, before in theirs:
+            own.clear()
             own.update(before)
 
 
 def _like(tensor: Tensor, device: str, sizes: Mapping[str, Any], axes: Mapping[int, str]) -> Tensor:
-    """A tensor without values, as another is, with some of its axes of other sizes."""
+    """A tensor without values that lies in memory as another does, some axes of other sizes."""
+    if tensor.layout != torch.strided:
+        raise UsageError(f"tensors of layout {tensor.layout} are not derived")
     shape = [sizes[axes[i]] if i in axes else size for i, size in enumerate(tensor.shape)]
-    made = torch.empty(shape, dtype=tensor.dtype, device=device)
-    return made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+    order = sorted(range(tensor.dim()), key=lambda i: tensor.stride()[i], reverse=True)
+    if not tensor.permute(order).is_contiguous():
+        order = list(range(tensor.dim()))
+    laid = torch.empty([shape[i] for i in order], dtype=tensor.dtype, device=device)
+    made = laid.permute([order.index(i) for i in range(tensor.dim())])
+    return made.requires_grad_(tensor.requires_grad)
 
 
 # --- symbolic sizes ------------------------------------------------------------------------------
@@ -441,33 +537,32 @@ def _symbolic(looked: _Looked) -> Derived:
             raise _StoppedError(f"PyTorch fixes {letter} at {env.replacements[symbol]}")
     for guard in env.guards:
         if isinstance(guard.expr, sympy.Eq):
-            raise _StoppedError(f"PyTorch decides that {_as_letters(guard.expr, names)}")
+            decided = _worded(_as_letters(guard.expr, names))
+            raise _StoppedError(f"PyTorch decides that {decided}")
     conditions = [sympy.simplify(_named(each.expr, names)) for each in env.guards]
     told = [_as_letters(each, {}) for each in conditions if each not in (True, sympy.true)]
     tensors = tuple(
         _kept(each, Formula(_expression(each, names)), _shape(each.shape, names))
         for each in run.stored
     )
-    # symbols stand for sizes of 2 and more: a size of 1 is looked at
+    # symbols stand for sizes of 2 and more: a size of 1 that no guard speaks of is looked at
     least = [
-        letters.symbol(letter) >= 2
-        for letter in sizes
-        if not _holds_at_one(looked, tensors, letter)
+        x >= 2
+        for letter, x in ((letter, letters.symbol(letter)) for letter in sizes)
+        if not any(each.subs(x, 1) is sympy.false for each in told)
+        and not _holds_at_one(looked, tensors, letter)
     ]
     met = tuple(dict.fromkeys([*least, *told]))
-    return Derived(tensors, dict(sizes), "symbolic", met, run.printed)
+    return Derived(tensors, dict(sizes), "symbolic", met, run.told)
 
 
 def _holds_at_one(looked: _Looked, tensors: Sequence[Kept], letter: str) -> bool:
     """Whether a module keeps what the form says where a size is 1."""
     sizes = {**looked.sizes, letter: 1}
     try:
-        stored = looked.at(sizes).stored
-    except _StoppedError:
+        return _measured(looked, sizes) == total(tensors).value(sizes)
+    except DeriveError:
         return False
-    return sum(each.bytes for each in stored if _kind(each) != BUFFER) == total(tensors).value(
-        sizes
-    )
 
 
 def _symbol(env: ShapeEnv, letter: str, size: int) -> Any:
@@ -570,13 +665,12 @@ def _interpolated(looked: _Looked, reason: str) -> Derived:
         _kept(each, Formula(expression), each.shape)
         for each, expression in zip(rows, found.expressions, strict=True)
     )
-    multiples = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
     return Derived(
         tensors,
         dict(sizes),
         found.method,
-        (f"measured at multiples of {multiples}",),
-        (f"not symbolic: {reason}", *first.printed),
+        (f"multiples of {_said(sizes)}",),
+        (f"not symbolic: {reason}", *first.told),
     )
 
 
@@ -663,12 +757,32 @@ def _operation(name: str) -> str:
 # --- inputs and their letters --------------------------------------------------------------------
 
 
+def _plain(module: Any) -> nn.Module:
+    """A module that can run on tensors without values: of a compiled one, what it was made of.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"a torch.nn.Module is derived, not {type(module).__name__}")
+    plain: nn.Module = getattr(module, "_orig_mod", module)
+    if any(isinstance(each, torch.jit.ScriptModule) for each in plain.modules()):
+        raise UsageError("a scripted or traced module is not derived: choose what it was made of")
+    if any(map(nn.parameter.is_lazy, (*plain.parameters(), *plain.buffers()))):
+        raise UsageError("a lazy module has no sizes yet: run it once before it is derived")
+    return plain
+
+
 def _arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
     if isinstance(inputs, Tensor):
         return [inputs], {}
     if isinstance(inputs, Mapping):
         return [], dict(inputs)
-    return list(inputs), {}
+    if isinstance(inputs, Iterable) and not isinstance(inputs, str):
+        return list(inputs), {}
+    raise UsageError(
+        f"inputs are a tensor, a sequence or a mapping of them, not {type(inputs).__name__}"
+    )
 
 
 def _places(leaves: Sequence[Any], symbols: Mapping[str, Any]) -> Places:
@@ -680,7 +794,7 @@ def _places(leaves: Sequence[Any], symbols: Mapping[str, Any]) -> Places:
     tensors = [number for number, each in enumerate(leaves) if isinstance(each, Tensor)]
     places: dict[int, dict[int, str]] = {}
     for letter, said in symbols.items():
-        if not (isinstance(letter, str) and letter.isidentifier()):
+        if not (isinstance(letter, str) and letter.isidentifier()) or iskeyword(letter):
             raise UsageError(f"a letter is a name, not {letter!r}")
         found = (
             [

@@ -7,6 +7,7 @@ two.
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import nn
 from memcalc import symbols
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import IMPLEMENTATIONS, Config, Run, catalog
-from memcalc.errors import ConfigError, InputError, UsageError
+from memcalc.errors import ConfigError, InputError, UsageError, nearest
 from memcalc.report import Column, Report
 from memcalc.validation import beside, families, hugging_face, whole
 from memcalc.validation.derivation import Derived, derive, total
@@ -43,6 +44,7 @@ def derive_layer(config: Config, against: str | None = None) -> Report:
     >>> print(report.column("formula")[-1])
     b*h*s*(34 + 16/h)/t
     """
+    _require_against(against)
     if config.run.implementation.name.startswith("transformers-"):
         raise UsageError("Hugging Face's kernels are those of --from transformers")
     require(config, "meta", "own")
@@ -72,6 +74,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
         UsageError: It has no such attention there, or memcalc has no ledger of it.
         DeriveError: It cannot be derived.
     """
+    _require_against(against)
     theirs, derived, model = _derived_model(target, settings)
     content, config, run, said_of_it = theirs
     if against and config is None:
@@ -79,9 +82,9 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
     found = whole.parts(derived, model, content, run, config.model if config else None)
     inside, outside = found[:-1], found[-1]
     kernels = run.implementation
-    letters = {"s": run.seq_length, "b": run.micro_batch_size}
-    sizes = {letter: letters[letter] for letter in model.letters()}
-    said = ", ".join(f"{letter} {size}" for letter, size in sizes.items())
+    own = model.sizes()
+    sizes = {letter: own[letter] for letter in derived.sizes}
+    said = ", ".join(f"{letter} {size}" for letter, size in own.items())
     name = config.model.name if config else content["model_type"]
     title = f"{name} keeps in transformers ({said}, {run.precision}, {kernels.attention} attention)"
     number = ", ".join(f"{part.layers} {part.name}" for part in inside)
@@ -95,7 +98,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
     if against and config is not None:
         rows = {
             part.name: beside.beside_hugging_face(
-                config, part.name.split(" ")[0], model.family, part.tensors, model.letters()
+                config, part.name.split(" ")[0], model.family, part.tensors, derived.sizes
             )
             for part in inside
         }
@@ -194,11 +197,10 @@ def derive_target(
 
     Raises:
         UsageError: There is no such factory, or it returns something else.
-        DeriveError: The module cannot be derived.
+        DeriveError: The module cannot be derived, or its form does not hold at these sizes.
     """
     module, inputs, own = _made(target)
-    derived = derive(module, inputs, {**own, **letters}, device)
-    derived.value(**at)
+    derived = derive(module, inputs, {**own, **letters}, device, at)
     about = (f"module: {type(module).__name__}; whose kernels: {device}'s",)
     sizes = {**derived.sizes, **at}
     return forms(f"{target} keeps", {"": derived.tensors}, sizes, (*how(derived), *about))
@@ -209,20 +211,33 @@ def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any]]:
     place, _, name = target.partition(":")
     sys.path.insert(0, "")
     try:
-        factory = getattr(import_module(place), name)
-        made = factory()
-    except Exception as error:  # whatever the user's own code raises
+        with redirect_stdout(sys.stderr):  # stdout is the answer's
+            made = getattr(import_module(place), name)()
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         why = " ".join(str(error).split())[:160]
         raise UsageError(f"{target} makes no module: {type(error).__name__}: {why}") from error
     finally:
         sys.path.remove("")
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
-        module, inputs, *letters = made
-        return module, inputs, dict(letters[0]) if letters else {}
+        module, inputs, letters = made if len(made) == 3 else (*made, {})
+        if isinstance(letters, Mapping):
+            return module, inputs, letters
     raise UsageError(
         f"{target} must return a module and its inputs, and may return a mapping of letters; it "
-        f"returned {type(made).__name__}"
+        f"returned {_types(made)}"
     )
+
+
+def _types(made: Any) -> str:
+    """What something is; of a tuple, what its first items are."""
+    if not isinstance(made, tuple):
+        return type(made).__name__
+    return ", ".join(type(each).__name__ for each in made[:4]) or "nothing"
+
+
+def _require_against(against: str | None) -> None:
+    if against not in (None, *AGAINST):
+        raise UsageError(f"against {against!r} is unknown; {nearest(str(against), AGAINST)}")
 
 
 def _require_type(precision: str) -> None:

@@ -19,8 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from memcalc.errors import UsageError
 
+SEQUENCES = (torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu)
+CUDNN = "op by op; on CUDA it is cuDNN's, which keeps its output and a reserve of its own"
 FLASH_RNG_BYTES = 24  # PyTorch's flash kernel keeps a seed with its offset, and 8 bytes more
 ATTENTION, RMS_NORM = F.scaled_dot_product_attention, F.rms_norm
+State = tuple[Tensor, ...]  # of a recurrent cell
 EFFICIENT_ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
@@ -81,13 +84,17 @@ def native_flash_attention(
 
 
 class CudaKernels(TorchFunctionMode):
-    """What CUDA runs in the place of what meta would: dropout, attention and RMSNorm.
+    """What CUDA runs in the place of what meta would: dropout, attention, RMSNorm, gated cells.
 
     Dropout's mask is a byte an element; attention is a flash kernel, or the memory-efficient one
-    where it has a mask or is in fp32 (PyTorch's sdp_utils.cpp); RMSNorm is one kernel.
+    where it has a mask or is in fp32 (PyTorch's sdp_utils.cpp); RMSNorm is one kernel, and so is a
+    cell of an LSTM or a GRU.
 
     Args:
         rng_bytes: Bytes of random-number state that the flash kernel keeps.
+
+    Attributes:
+        otherwise: What ran that CUDA runs otherwise, and nothing here stands in for.
     """
 
     def __init__(self, rng_bytes: int = FLASH_RNG_BYTES) -> None:
@@ -96,14 +103,19 @@ class CudaKernels(TorchFunctionMode):
             F.dropout: _dropout,
             F.rms_norm: _rms_norm,
             F.scaled_dot_product_attention: self._attention,
+            torch.gru_cell: _gru_cell,
+            torch.lstm_cell: _lstm_cell,
         }
         self.rng_bytes = rng_bytes
+        self.otherwise: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Put CUDA's kernel in place of a function."""
         if func is F.multi_head_attention_forward:  # whose own calls no mode sees
             with _standing_in(self.functions):
                 return func(*args, **(kwargs or {}))
+        if func in SEQUENCES:
+            self.otherwise.add(f"{func.__name__}: {CUDNN}")
         return self.functions.get(func, func)(*args, **(kwargs or {}))
 
     def _attention(
@@ -157,6 +169,16 @@ def _rms_norm(
         return RMS_NORM(input, normalized_shape, weight, eps)
     out: Tensor = RmsNorm.apply(input, weight, torch.finfo(input.dtype).eps if eps is None else eps)
     return out
+
+
+def _gru_cell(x: Tensor, state: Tensor, w_ih: Tensor, w_hh: Tensor, *biases: Any) -> Tensor:
+    added = [w_ih.new_zeros(len(w_ih)) if bias is None else bias for bias in biases]
+    (out,) = fused_gru(F.linear(x, w_ih), F.linear(state, w_hh), state, *added)
+    return out
+
+
+def _lstm_cell(x: Tensor, states: State, w_ih: Tensor, w_hh: Tensor, *biases: Any) -> State:
+    return fused_lstm(F.linear(x, w_ih), F.linear(states[0], w_hh), states[1], *biases)
 
 
 def _as_bias(mask: Tensor, q: Tensor) -> Tensor:
@@ -253,6 +275,96 @@ class GatedActivation(Function):
             again = packed.detach().requires_grad_()
             (dx,) = torch.autograd.grad(_gated(again, ctx.kind), again, grads[0])
         return dx, None
+
+
+class FusedGru(Function):
+    """Both products (b, 3h), the state and both biases -> the next state, in one kernel.
+
+    Keeps its inputs and a workspace: reset, update and new gate, the state, and the new gate's part
+    of the recurrent product, as ``_thnn_fused_gru_cell``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, input_: Tensor, recurrent: Tensor, state: Tensor, *biases: Tensor
+    ) -> Tensor:
+        """The next state."""
+        of_input = (input_ + biases[0]).chunk(3, 1)
+        of_state = (recurrent + biases[1]).chunk(3, 1)
+        reset = torch.sigmoid(of_input[0] + of_state[0])
+        update = torch.sigmoid(of_input[1] + of_state[1])
+        new = torch.tanh(of_input[2] + reset * of_state[2])
+        workspace = torch.cat((reset, update, new, state, of_state[2]), 1)
+        ctx.save_for_backward(input_, recurrent, state, workspace)
+        return new + update * (state - new)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        """By the chain rule, from the workspace alone."""
+        reset, update, new, state, candidate = ctx.saved_tensors[3].chunk(5, 1)
+        dy = grads[0]
+        d_new = dy * (1 - update) * (1 - new**2)
+        d_update = dy * (state - new) * update * (1 - update)
+        d_reset = d_new * candidate * reset * (1 - reset)
+        d_input = torch.cat((d_reset, d_update, d_new), 1)
+        d_recurrent = torch.cat((d_reset, d_update, d_new * reset), 1)
+        return d_input, d_recurrent, dy * update, d_input.sum(0), d_recurrent.sum(0)
+
+
+class FusedLstm(Function):
+    """Both products (b, 4h), the memory and both biases -> next state and memory, in one kernel.
+
+    Keeps its products, both memories and a workspace of the gates, as ``_thnn_fused_lstm_cell``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, input_: Tensor, recurrent: Tensor, memory: Tensor, *biases: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The next state and memory."""
+        gates = (input_ + recurrent + biases[0] + biases[1]).chunk(4, 1)
+        in_, forget, out = (torch.sigmoid(gates[each]) for each in (0, 1, 3))
+        cell = torch.tanh(gates[2])
+        next_ = forget * memory + in_ * cell
+        workspace = torch.cat((in_, forget, cell, out), 1)
+        ctx.save_for_backward(input_, recurrent, memory, next_, workspace)
+        return out * torch.tanh(next_), next_
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        """By the chain rule, from the memories and the workspace."""
+        memory, next_, workspace = ctx.saved_tensors[2:]
+        in_, forget, cell, out = workspace.chunk(4, 1)
+        dy, d_next = grads
+        tanh_ = torch.tanh(next_)
+        d_next = d_next + dy * out * (1 - tanh_**2)
+        d_gates = torch.cat(
+            (
+                d_next * cell * in_ * (1 - in_),
+                d_next * memory * forget * (1 - forget),
+                d_next * in_ * (1 - cell**2),
+                dy * tanh_ * out * (1 - out),
+            ),
+            1,
+        )
+        d_bias = d_gates.sum(0)
+        return d_gates, d_gates, d_next * forget, d_bias, d_bias
+
+
+def fused_gru(*inputs: Tensor) -> State:
+    """PyTorch's own kernel on CUDA, its stand-in elsewhere."""
+    if inputs[0].is_cuda:
+        return (torch.ops.aten._thnn_fused_gru_cell(*inputs)[0],)
+    return (FusedGru.apply(*inputs),)
+
+
+def fused_lstm(*inputs: Tensor) -> State:
+    """PyTorch's own kernel on CUDA and on meta, its stand-in elsewhere."""
+    if inputs[0].is_cuda or inputs[0].is_meta:
+        state, memory, _ = torch.ops.aten._thnn_fused_lstm_cell(*inputs)
+        return state, memory
+    found: State = FusedLstm.apply(*inputs)
+    return found
 
 
 def angles(s: int, d: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:

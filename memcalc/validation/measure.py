@@ -174,7 +174,7 @@ def measure(
     handles: weakref.WeakSet[_Handle] = weakref.WeakSet()
     given = {_key(t) for t in tree_leaves((inputs, keywords)) if isinstance(t, Tensor)}
     parameters = {_key(t) for t in module.parameters()}
-    buffers = {_key(t): name.rpartition(".")[2] for name, t in module.named_buffers()}
+    buffers = {_key(t): name for name, t in _there(module)}
     before = allocated() if allocated else 0
     with ExitStack() as stack:
         current = stack.enter_context(module_path(module))
@@ -186,7 +186,10 @@ def measure(
             return handle
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda handle: handle.tensor):
-            returned = tree_leaves(module(*inputs, **(keywords or {})))
+            made = module(*inputs, **(keywords or {}))
+        if isinstance(made, Iterator):
+            raise TypeError("it returns an iterator, whose work is not done yet")
+        returned = tree_leaves(made)
         outputs = [t for t in returned if isinstance(t, Tensor)]
     taken = allocated() - before if allocated else None
     found: dict[int, list[_Handle]] = {}
@@ -279,6 +282,14 @@ def _stored(handles: list[_Handle], birth: _Birth | None, buffer: str, given: bo
     made_by = buffer if not birth.op or birth.op == UNSEEN else _last(birth.path)
     size = birth.nbytes.node.expr if isinstance(birth.nbytes, torch.SymInt) else None
     return Stored(birth.bytes, made_by, savers, shape, *birth[:2], birth.dtype, size)
+
+
+def _there(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that a module has anyway, by name: its buffers, and what else it holds by one."""
+    for each in module.modules():
+        for name, held in (*vars(each).items(), *each._buffers.items()):
+            if isinstance(held, Tensor):
+                yield name, held
 
 
 def _last(path: str) -> str:

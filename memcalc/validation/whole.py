@@ -29,6 +29,7 @@ from memcalc.validation.modules import TYPES
 OUTSIDE = "outside"
 TRIES = 3  # depths at which a model is looked at
 MOST_LAYERS = 24  # of a stack that are looked at to see every kind
+MOST_DEEP = 1000  # layers of a stack that are built
 DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 NUMBERS = re.compile(r"idx|index|number|_id$")  # of a layer among its like
 
@@ -65,14 +66,19 @@ class Whole(nn.Module):
         self.images = hasattr(config, "image_size") and not hasattr(config, "vocab_size")
         self.pixels = (getattr(config, "num_channels", 3), *_square(config)) if self.images else ()
         self.paired: bool = config.is_encoder_decoder
+        self.run = run
         try:
             with torch.device("meta"), _without_values():
                 made = _class_of(config).from_config(config, dtype=TYPES[run.precision])
-        except ValueError as error:
-            if "attention implementation" not in str(error):
-                raise InputError(_first(error)) from error
-            raise NoAttentionError(
-                f"{self.family} has no sdpa attention in transformers; choose transformers-eager"
+        except Exception as error:  # whatever the family's own code raises
+            if isinstance(error, ValueError) and "attention implementation" in str(error):
+                raise NoAttentionError(
+                    f"{self.family} has no sdpa attention in transformers; choose "
+                    "transformers-eager"
+                ) from error
+            raise InputError(
+                f"transformers does not build this {self.family}: {type(error).__name__}: "
+                f"{_first(error)}"
             ) from error
         self.model = made.train()
 
@@ -95,9 +101,15 @@ class Whole(nn.Module):
         """The letters of its input, with examples, whose multiples may be measured."""
         return {"b": 3} if self.images else {"s": 64, "b": 3}
 
+    def sizes(self) -> dict[str, int]:
+        """The run's own sizes, by the same letters."""
+        own = {"s": self.run.seq_length, "b": self.run.micro_batch_size}
+        return {letter: own[letter] for letter in self.letters()}
+
     def build(self, sizes: Mapping[str, Any]) -> tuple[nn.Module, list[Tensor], dict[str, Any]]:
-        """The model and its input, as ``derive_from`` asks for them."""
-        return self, [self.example(sizes.get("s"), sizes["b"])], {}
+        """The model and its input, as ``derive_from`` asks for them; a size not said is its own."""
+        at = {**self.sizes(), **sizes}
+        return self, [self.example(at.get("s"), at["b"])], {}
 
     def stacks(self) -> list[Stack]:
         """The outermost lists of layers, with which of their layers are built alike."""
@@ -127,7 +139,7 @@ class Part(NamedTuple):
 def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]:
     """The closed form of what a model keeps, as deep as shows every kind of layer, and that model.
 
-    A layer more must keep what the layer of its kind keeps.
+    It holds at the run's own sizes. A layer more must keep what the layer of its kind keeps.
 
     Raises:
         InputError, NoAttentionError: As of ``Whole``.
@@ -136,12 +148,38 @@ def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]
     kinds = [stack.kinds for stack in Whole(content, run).stacks()]
     first = max((max(each[:MOST_LAYERS]) for each in kinds), default=0) + 1
     deepest = max((len(each) for each in kinds), default=1)
+    later = max((kind for each in kinds for kind in each), default=0)
+    if later >= first:
+        raise DeriveError(
+            f"layer {later} is built as none of the first {MOST_LAYERS}, which alone are looked at"
+        )
     for depth in range(first, first + TRIES):
         model = Whole(content, run, depth)
-        derived = derive_from(model.build, model.letters(), "cuda", "meta")
+        derived = _derived(model)
         if depth >= deepest or _one_more(derived, model, Whole(content, run, depth + 1), kinds):
             return derived, model
     raise DeriveError(f"layers beyond the first {first} keep something else")
+
+
+def _derived(model: Whole) -> Derived:
+    """The form of a model that holds at its own sizes.
+
+    Where PyTorch decides otherwise there than at the examples, the examples are its own sizes; a
+    size of 1 that no symbol stands for is no letter.
+    """
+    own, usual = model.sizes(), model.letters()
+    larger = {letter: size for letter, size in own.items() if size > 1}
+    near = {**usual, **larger}
+    of_one = [{x: n for x, n in near.items() if x != one} for one in own.keys() - larger]
+    for examples in (usual, near, *of_one, larger):
+        if not examples:
+            continue
+        try:
+            at = {letter: own[letter] for letter in examples}
+            return derive_from(model.build, examples, "cuda", "meta", at=at)
+        except DeriveError as error:
+            other = error
+    raise other
 
 
 def _one_more(derived: Derived, model: Whole, deeper: Whole, kinds: list[tuple[int, ...]]) -> bool:
@@ -158,7 +196,7 @@ def _one_more(derived: Derived, model: Whole, deeper: Whole, kinds: list[tuple[i
         for stack in stacks
         if (stack.path, within(each.module, stack)) in alike
     ]
-    found = kept_bytes(deeper.build, deeper.letters(), "cuda", "meta")
+    found = kept_bytes(deeper.build, derived.sizes, "cuda", "meta")
     return found == derived.value() + total(more).value(derived.sizes)
 
 
@@ -196,7 +234,9 @@ def parts(
         name = _kind_of(stacks, index, numbers[-1], known)
         if name in (part.name for part in found):
             name = f"{name} {numbers[-1]}"
-        there = sum(kind in numbers for kind in deep[index])
+        # every layer beyond those that were looked at keeps what the first of its kind does
+        beyond = deep[index][len(stacks[index].kinds) :]
+        there = len(numbers) + sum(kind in numbers for kind in beyond)
         found.insert(0, Part(name, there, tuple(layers[index, numbers[-1]])))
     return [*found, Part(OUTSIDE, 1, tuple(outside))]
 
@@ -237,6 +277,7 @@ def _configured(content: Mapping[str, Any], run: Run, depth: int | None) -> Any:
         )
     try:
         config = AutoConfig.for_model(family, **words)
+        _bounded(config)
         if depth is not None:
             _cut(config, depth)
     except Exception as error:  # whatever its validation raises
@@ -254,6 +295,13 @@ _SAID_OTHERWISE = {"kimi_k2": "deepseek_v3"}
 
 # What says nothing of the model, or asks for what is not there.
 _BESIDE = ("architectures", "quantization_config", "auto_map", "torch_dtype", "dtype", "use_cache")
+
+
+def _bounded(config: Any) -> None:
+    """Refuse more layers than any model has: each of them would be built."""
+    for key in DEPTHS:
+        if isinstance(layers := getattr(config, key, None), int) and layers > MOST_DEEP:
+            raise ValueError(f"{key} is {layers}, and {MOST_DEEP} at the most are built")
 
 
 def _cut(config: Any, depth: int) -> None:
