@@ -45,7 +45,11 @@ def render(report: Report) -> str:
         emoji=False,
         markup=False,
     )
-    known = [c for c in report.columns if not c.detail or set(report.column(c.name)) - {None, ""}]
+    known = [
+        column
+        for column in report.columns
+        if not column.detail or any(each not in (None, "") for each in report.column(column.name))
+    ]
     brief = [column for column in known if not column.detail]
     endless = console.options.update(max_width=10_000)
     for columns, header_width in product((known, brief), (HEADER, 0)):
