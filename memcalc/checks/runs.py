@@ -350,9 +350,10 @@ def _run_words(run: _Row) -> dict[str, str]:
     values |= {flag: "True" for flag, there in flags.items() if there}
     if "cross-entropy-loss-fusion" in values:
         values["cross-entropy-fusion-impl"] = run.text("cross_entropy_fusion_impl")
-    for theirs, ours in (("normalization", "normalization"), ("attention", "attention-backend")):
-        if run.content.get(theirs) is not None:
-            values[ours] = run.text(theirs)
+    if run.content.get("normalization") is not None:
+        values["normalization"] = run.text("normalization")
+    if run.content.get("attention") not in (None, "flash"):  # which flash kernel is not said
+        values["attention-backend"] = run.text("attention")
     dropout = run.content.get("dropout")
     if type(dropout) in (int, float):
         values |= {"attention-dropout": str(dropout), "hidden-dropout": str(dropout)}
