@@ -107,6 +107,14 @@ class TestRows:
             assert f"{peak / GIB:.2f} GiB" in note
             assert f"imbalance of {imbalance}" in note
 
+    def test_a_vocabulary_that_ranks_do_not_divide_is_padded_and_that_is_said(self, memcalc):
+        """50257 is 98 * 512 and some: Megatron-LM pads it to a multiple of 128 t."""
+        out = " ".join(memcalc("memory gpt2 --tp 4").out.split())
+        assert f"vocabulary {99 * 512} (50257 padded to a multiple of 512" in out
+        even = memcalc("memory gpt2 --tp 4 --format json").document["symbols"]["v"]
+        assert even == 99 * 512
+        assert "padded" not in memcalc("memory gpt2").out
+
     def test_what_is_assumed_of_stages_is_said(self, memcalc):
         out = " ".join(memcalc("memory deepseek-v3 --pp 16 -s 4096").out.split())
         assert "61 layers over 16 chunks, of which the first 13 have one more" in out

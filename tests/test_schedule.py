@@ -322,7 +322,6 @@ class TestSplits:
             ({"pp": 4, "layout": "12,12,12,12", "loss_as_layer": True}, "contradict each other"),
             ({"pp": 4, "schedule": "interleaved"}, "an interleaved one has several"),
             ({"pp": 4, "vpp": 2, "schedule": "zb-h1"}, "zb-h1 contradicts vpp 2"),
-            ({"pp": 1, "schedule": "zb-h1"}, "needs pp of at least 2"),
             ({"pp": 3, "schedule": "dualpipe"}, "even pp"),
             ({"pp": 4, "schedule": "zbh1"}, "did you mean 'zb-h1'"),
             ({"pp": 4, "microbatch_group_size": 4}, "interleaved schedule"),
@@ -336,6 +335,11 @@ class TestSplits:
     def test_another_schedule_forgets_the_files_virtual_stages(self):
         assert load("175b", schedule="zb-v").parallel.vpp == 1
         assert load("175b", schedule="interleaved").parallel.vpp == 3
+
+    def test_a_schedule_of_one_stage_has_no_effect_and_that_is_said(self):
+        config = load("22b", schedule="dualpipe")
+        assert stages(config) == stages(load("22b"))
+        assert config.warnings == ("schedule dualpipe has no effect with pipeline parallel 1",)
 
     def test_a_stage_may_have_no_layer(self):
         config = load("22b", pp=3, layout="E|t*48|L")

@@ -57,7 +57,7 @@ def places(parallel: Parallel, stage: int) -> list[int]:
     >>> places(Parallel(pp=4, schedule="dualpipe"), 1)
     [1, 2]
     """
-    if parallel.schedule in TWO_CHUNKS:
+    if parallel.order in TWO_CHUNKS:
         return [stage, parallel.chunks - 1 - stage]
     return [chunk * parallel.pp + stage for chunk in range(parallel.vpp)]
 

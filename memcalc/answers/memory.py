@@ -64,6 +64,7 @@ def memory(
     >>> report.records()[0]["fits"]
     True
     """
+    config = config.padded
     limit, capacity = _limit(budget), _capacity(config)
     held = device(config)
     lines = [*notes(config, "exact"), *_setting_notes(config)]

@@ -80,6 +80,7 @@ def recompute(
 
 def _filled(config: Config, accounting: str, room: Room) -> Iterator[tuple[Any, ...]]:
     """A row for each stage and kind of its layers: the means over its micro-batches."""
+    config = config.padded
     for memory in device(config):
         kept = filling.fill(config, memory.stage, room.bytes - memory.peak.bytes)
         policy = f"stage {memory.stage}: {kept.whole} of {kept.window} whole"

@@ -101,6 +101,10 @@ class Config:
         kernels = self.run.implementation
         if self.parallel.sp and self.parallel.tp == 1:
             lines.append("sequence parallelism has no effect with tensor parallel 1")
+        if self.parallel.schedule is not None and self.parallel.pp == 1:
+            lines.append(
+                f"schedule {self.parallel.schedule} has no effect with pipeline parallel 1"
+            )
         if self.run.recompute_layers == 0:
             lines.append("full recomputation of 0 layers recomputes nothing")
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
@@ -194,6 +198,23 @@ class Config:
     def sequences(self) -> int:
         """Sequences of an iteration, over all ranks: the global batch size."""
         return self.microbatches * self.run.micro_batch_size * self.parallel.dp
+
+    @property
+    def padded(self) -> "Config":
+        """The same, its vocabulary padded as Megatron-LM does where ranks would not divide it.
+
+        >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8, vocab_size=50257)
+        >>> Config(model, Parallel(tp=4), Run(seq_length=128)).padded.model.vocab_size
+        50688
+        """
+        size, tp = self.model.vocab_size, self.parallel.tp
+        if size is None or size % tp == 0:
+            return self
+        each = 128 * tp
+        padded = -(-size // each) * each
+        line = f"vocabulary {padded} ({size} padded to a multiple of {each}, as Megatron-LM's)"
+        model = replace(self.model, vocab_size=padded)
+        return replace(self, model=model, assumed=(*self.assumed, line))
 
     def with_parallel(self, **degrees: Any) -> "Config":
         """The same model and run with other degrees of parallelism."""

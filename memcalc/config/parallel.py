@@ -84,11 +84,13 @@ class Parallel:
 
     @property
     def order(self) -> str:
-        """The schedule by its name, whether it was named or not.
+        """The schedule by its name, whether it was named or not; one stage has no choice.
 
-        >>> Parallel(pp=4).order, Parallel(pp=4, vpp=2).order
-        ('1f1b', 'interleaved')
+        >>> Parallel(pp=4).order, Parallel(pp=4, vpp=2).order, Parallel(schedule="zb-v").order
+        ('1f1b', 'interleaved', '1f1b')
         """
+        if self.pp == 1:
+            return "1f1b"
         return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
 
     @property
@@ -98,12 +100,12 @@ class Parallel:
         >>> Parallel(pp=4, schedule="zb-v").chunks_per_rank
         2
         """
-        return 2 if self.schedule in pipeline.TWO_CHUNKS else self.vpp
+        return 2 if self.order in pipeline.TWO_CHUNKS else self.vpp
 
     @property
     def copies(self) -> int:
         """How many ranks of a pipeline hold each chunk, each for its share of the micro-batches."""
-        return 2 if self.schedule in pipeline.FROM_BOTH_ENDS else 1
+        return 2 if self.order in pipeline.FROM_BOTH_ENDS else 1
 
     @property
     def chunks(self) -> int:
@@ -121,7 +123,7 @@ class Parallel:
         >>> Parallel(pp=4, vpp=2).filling, Parallel(pp=4, schedule="zb-h2").filling
         (8, 8)
         """
-        return self.pp * (2 if self.schedule == "zb-h2" else self.chunks_per_rank)
+        return self.pp * (2 if self.order == "zb-h2" else self.chunks_per_rank)
 
     def spread(self, layers: int, further: int = 0) -> tuple[Chunk, ...]:
         """What stands in each chunk of the pipeline, in its order.
@@ -232,7 +234,7 @@ class Parallel:
             return
         fields.word("schedule", self.schedule, pipeline.SCHEDULES)
         if self.pp == 1:
-            raise ConfigError(f"schedule {self.schedule} needs pp of at least 2")
+            return  # it has no effect, which is warned about
         if (self.schedule == "interleaved") != (self.vpp > 1):
             raise ConfigError(
                 f"schedule {self.schedule} contradicts vpp {self.vpp} (virtual pipeline stages): "

@@ -30,6 +30,7 @@ def draw(config: Config, accounting: str) -> Figure:
     The accounting is ``exact`` in any case: a GPU holds every byte.
     """
     figure, axes = style.sheet(height=4.6)
+    config = config.padded
     held = device(config)
     tops = [0.0] * len(held)
     for group, (colour, hatch) in GROUPS.items():

@@ -32,6 +32,7 @@ CURVES = 8  # stages that are drawn over time, of many
 
 def draw(config: Config, accounting: str) -> Figure:
     """Above, stacked bars, one a stage; below, what stages hold along the schedule."""
+    config = config.padded
     if config.parallel.pp == 1:
         figure, axes = style.sheet()
         bars(axes, config, accounting)
