@@ -190,6 +190,13 @@ class TestRows:
         (found,) = read(written(changed(SIMUMAX, "run", to=run)))
         assert found.config.run.recompute == ("full",)
 
+    def test_simumaxs_fp8_is_flagged_and_a_loss_without_a_word_is_megatrons_own(self, written):
+        run = {**SIMUMAX["run"], "precision": "fp8", "cross_entropy_fusion_impl": None}
+        (found,) = rows(written(changed(SIMUMAX, "run", to=run)))
+        assert found.flags == ["--fp8-format"]
+        assert found.run.config.run.precision == "fp8"
+        assert found.run.config.run.implementation.cross_entropy == "native"
+
 
 class TestFlags:
     @pytest.mark.parametrize("name", FLAGS)

@@ -340,7 +340,7 @@ def _run_words(run: _Row) -> dict[str, str]:
         if (size := run.count(theirs))
     }
     flags = {
-        run.text("precision"): True,
+        "bf16" if run.text("precision") == "fp8" else run.text("precision"): True,
         "disable-bias-linear": run.content.get("bias") is False,
         "untie-embeddings-and-output-weights": run.content.get("tied_embeddings") is False,
         "grad-reduce-in-bf16": run.content.get("main_grads") == "bf16",
@@ -348,7 +348,9 @@ def _run_words(run: _Row) -> dict[str, str]:
         "no-create-attention-mask-in-dataloader": True,
     }
     values |= {flag: "True" for flag, there in flags.items() if there}
-    if "cross-entropy-loss-fusion" in values:
+    if run.content["precision"] == "fp8":
+        values["fp8-format"] = "hybrid"
+    if run.content.get("cross_entropy_fusion_impl") is not None:
         values["cross-entropy-fusion-impl"] = run.text("cross_entropy_fusion_impl")
     if run.content.get("normalization") is not None:
         values["normalization"] = run.text("normalization")
