@@ -18,7 +18,7 @@ from memcalc.units import format_bytes
 
 LARGEST = 3  # parts of a stage that its text names
 # How many times its even share of routed tokens the busiest rank receives: under a balanced router,
-# and at the busiest of the first steps, of which a measured peak is the maximum. Both are shown.
+# which is what a row is predicted by, and where it is not. Both are shown.
 BALANCED, UNBALANCED = 1.0, 1.25
 ODD = 0.1  # apart that rows of the same arguments may be
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
@@ -128,7 +128,7 @@ def error(predicted: int, measured: int) -> float:
     return float(Fraction(predicted - measured, measured))
 
 
-def rows(path: Path, imbalance: float = UNBALANCED) -> list[Row]:
+def rows(path: Path, imbalance: float = BALANCED) -> list[Row]:
     """The runs of a file, each with what is predicted of it.
 
     Args:
@@ -163,7 +163,7 @@ def flags(values: Mapping[str, str], world: int | None) -> list[str]:
     return found
 
 
-def backtest(path: Path, max_error: float | None = None, imbalance: float = UNBALANCED) -> Report:
+def backtest(path: Path, max_error: float | None = None, imbalance: float = BALANCED) -> Report:
     """A row a run: what was measured and what is predicted, of the stage that held most.
 
     Args:
@@ -325,7 +325,8 @@ def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
         f"{100 * median(values):+.2f} % in the median, absolute {_distribution(map(abs, values))}"
         for share, values in errors.items()
     ]
-    taken = f"experts: the busiest rank is taken to receive {imbalance:g} times its even share"
+    share = "an even share" if imbalance == BALANCED else f"{imbalance:g} times an even share"
+    taken = f"experts: the busiest rank is taken to receive {share}"
     return [taken, *lines] if lines else []
 
 

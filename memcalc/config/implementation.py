@@ -52,6 +52,9 @@ class Implementation:
             gated ones weigh as they activate.)
         sorts_chunks: Whether routed tokens, once received, are put in the order of a rank's experts
             by a copy more.
+        shared_first: Whether shared experts run before the routed ones.
+        holds_routed: Whether tokens on their way to the experts stay until the block returns, for
+            its variables refer to them (Megatron-core, moe_layer.py: custom_forward).
         expert_products: ``grouped``, a product an expert in one call, ``sequential``, one expert
             after another, or ``batched``, a product a routed token, which keeps a copy of its
             expert's weights.
@@ -81,6 +84,8 @@ class Implementation:
     weighs_outputs: bool = False
     weighs_activations: bool = False
     sorts_chunks: bool = False
+    shared_first: bool = False
+    holds_routed: bool = False
     expert_products: str = "grouped"
     norms_in_linears: bool = False
     own_heads: bool = False
@@ -117,6 +122,8 @@ IMPLEMENTATIONS = {
             repeats_kv=True,
             weighs_activations=True,
             sorts_chunks=True,
+            shared_first=True,
+            holds_routed=True,
             rng_bytes=16,
         ),
         Implementation(
@@ -126,6 +133,8 @@ IMPLEMENTATIONS = {
             repeats_kv=True,
             weighs_activations=True,
             sorts_chunks=True,
+            shared_first=True,
+            holds_routed=True,
         ),
         Implementation(
             name="torch",
