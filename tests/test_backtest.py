@@ -156,6 +156,13 @@ class TestRows:
         (whole,) = rows(written(changed(SIMUMAX, "model", to=model)))
         assert set(whole.stages[1]["predicted_peak_bytes_by_imbalance"].values()) == {whole.peak}
 
+    @pytest.mark.parametrize("dispatcher", [None, "allgather", "alltoall"])
+    def test_megatrons_own_way_to_the_experts_gathers_all_tokens(self, written, dispatcher):
+        args = {**MEGATRON["args"], "num-experts": 8, "sequence-parallel": True}
+        args |= {"moe-token-dispatcher-type": dispatcher} if dispatcher else {}
+        (run,) = read(written({**MEGATRON, "args": args}))
+        assert run.config.run.implementation.gathers_tokens == (dispatcher != "alltoall")
+
     def test_gpu_and_image_are_inputs(self, written):
         without = changed(MEGATRON, "env", to={})
         sizes = {}

@@ -20,7 +20,7 @@ def moe(g: Graph, x: Tensor, m: Spec) -> Tensor:
         y, underway = routed(g, x, m)
         if "y" in m.others:
             y = ops.add(g, "shared_sum", y, first or shared(g, x, m))
-        if m.kernels.holds_routed:
+        if m.kernels.holds_routed and not m.kernels.gathers_tokens:
             g.hold(underway)
         return ops.dropout(g, "mlp_dropout", y, m.model.hidden_dropout)
 

@@ -55,6 +55,8 @@ class Implementation:
         shared_first: Whether shared experts run before the routed ones.
         holds_routed: Whether tokens on their way to the experts stay until the block returns, for
             its variables refer to them (Megatron-core, moe_layer.py: custom_forward).
+        gathers_tokens: Whether experts' ranks are given all tokens, and choose theirs, where others
+            are sent theirs alone (Megatron-core's all-gather token dispatcher).
         expert_products: ``grouped``, a product an expert in one call, ``sequential``, one expert
             after another, or ``batched``, a product a routed token, which keeps a copy of its
             expert's weights.
@@ -86,6 +88,7 @@ class Implementation:
     sorts_chunks: bool = False
     shared_first: bool = False
     holds_routed: bool = False
+    gathers_tokens: bool = False
     expert_products: str = "grouped"
     norms_in_linears: bool = False
     own_heads: bool = False
@@ -101,7 +104,7 @@ class Implementation:
         fields.word("attention", self.attention, ATTENTIONS)
         fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
         fields.word("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
-        for name in ("batch_first", "fused_gate", "softmax_fp32"):
+        for name in ("batch_first", "fused_gate", "gathers_tokens", "softmax_fp32"):
             fields.flag(name, getattr(self, name))
         if type(self.rng_bytes) is not int or self.rng_bytes < 0:
             raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")

@@ -393,6 +393,8 @@ def _run(said: _Arguments) -> dict[str, Any]:
     kernel = said.text("attention-backend")
     if implementation == "megatron-local" and said.flag("use-flash-attn"):
         attention = "flash"
+    experts = "num-experts" in said.words
+    dispatcher = said.run(said.text, "moe-token-dispatcher-type")
     length = "encoder-seq-length" if "encoder-seq-length" in said.words else "seq-length"
     return {
         "seq_length": said.run(said.count, length),
@@ -405,6 +407,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "fused_gate": False if said.flag("no-bias-swiglu-fusion") else None,
         "softmax_fp32": said.flag("no-masked-softmax-fusion") or None,
         "cross_entropy": said.run(_cross_entropy, said),
+        "gathers_tokens": (experts and dispatcher in (None, "allgather")) or None,
         "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",
         "environment": said.run(_environment, said),
     }
