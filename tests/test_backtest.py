@@ -87,8 +87,9 @@ class TestMeasuredRuns:
         assert mean(errors) <= 0.002
 
     def test_runs_with_experts_on_b200(self, measured):
-        errors = [row.peak_error for row in measured("b200") if row.run.config.model.experts]
-        assert len(errors) == 2
+        found = [row for row in measured("b200") if row.run.config.model.experts]
+        errors = [stage["peak_error"] for row in found for stage in row.stages]
+        assert len(errors) == 4
         assert max(abs(error) for error in errors) <= 0.007
 
     def test_functional_tests_that_are_not_flagged(self, measured):
@@ -148,12 +149,19 @@ class TestRows:
         (row,) = rows(written(changed(spread, "model", to=model)))
         by_share = row.stages[1]["predicted_peak_bytes_by_imbalance"]
         assert list(by_share) == ["1", "1.25"]
-        assert by_share["1"] < by_share["1.25"] == row.peak
-        (even,) = rows(written(changed(spread, "model", to=model)), imbalance=1)
-        assert even.peak == by_share["1"]
+        assert by_share["1.25"] > by_share["1"] == row.peak
+        (uneven,) = rows(written(changed(spread, "model", to=model)), imbalance=1.25)
+        assert uneven.peak == by_share["1.25"]
         # where every rank has all experts, none receives more than another
         (whole,) = rows(written(changed(SIMUMAX, "model", to=model)))
         assert set(whole.stages[1]["predicted_peak_bytes_by_imbalance"].values()) == {whole.peak}
+
+    @pytest.mark.parametrize("dispatcher", [None, "allgather", "alltoall"])
+    def test_megatrons_own_way_to_the_experts_gathers_all_tokens(self, written, dispatcher):
+        args = {**MEGATRON["args"], "num-experts": 8, "sequence-parallel": True}
+        args |= {"moe-token-dispatcher-type": dispatcher} if dispatcher else {}
+        (run,) = read(written({**MEGATRON, "args": args}))
+        assert run.config.run.implementation.gathers_tokens == (dispatcher != "alltoall")
 
     def test_gpu_and_image_are_inputs(self, written):
         without = changed(MEGATRON, "env", to={})
@@ -190,6 +198,13 @@ class TestRows:
         (found,) = read(written(changed(SIMUMAX, "run", to=run)))
         assert found.config.run.recompute == ("full",)
 
+    def test_simumaxs_fp8_is_flagged_and_a_loss_without_a_word_is_megatrons_own(self, written):
+        run = {**SIMUMAX["run"], "precision": "fp8", "cross_entropy_fusion_impl": None}
+        (found,) = rows(written(changed(SIMUMAX, "run", to=run)))
+        assert found.flags == ["--fp8-format"]
+        assert found.run.config.run.precision == "fp8"
+        assert found.run.config.run.implementation.cross_entropy == "native"
+
 
 class TestFlags:
     @pytest.mark.parametrize("name", FLAGS)
@@ -198,6 +213,10 @@ class TestFlags:
         value = words[0] if words else "True"
         assert flags({name: value}, 8) == [f"--{name} {value}" if words else f"--{name}"]
         assert flags({name: "none"}, 8) == []
+
+    def test_megatrons_own_layers_are_modelled_and_its_own_graphs_are_not(self):
+        assert flags({"spec": "local"}, 8) == []
+        assert flags({"cuda-graph-impl": "local"}, 8) == ["--cuda-graph-impl"]
 
     def test_the_world_size_matters_where_something_is_spread_over_it(self):
         assert flags({"use-distributed-optimizer": "True"}, None) == [UNKNOWN_WORLD]
@@ -271,6 +290,19 @@ class TestReport:
             "the same arguments, 100 % apart, so that one is stale or odd: "
             f"{MEGATRON['id']} and twin"
         )
+
+    def test_what_rows_met_without_a_flag_is_counted(self, written):
+        args = {**MEGATRON["args"], "cp-comm-type": "a2a+p2p", "some-new-option": "7"}
+        parallel = {**SIMUMAX["parallel"], "virtual": 2, "zero_bubble": True, "spare": 1}
+        notes = backtest(
+            written({**MEGATRON, "args": args}, {**SIMUMAX, "parallel": parallel})
+        ).notes
+        assert [note for note in notes if note.startswith("met in")] == [
+            "met in 1 rows: --cp-comm-type a2a+p2p is not modelled: counted as p2p",
+            "met in 1 rows: not used, for memcalc does not know it: --some-new-option",
+            "met in 1 rows: not used, for memcalc does not know it: parallel.virtual",
+            "met in 1 rows: not used, for memcalc does not know it: parallel.zero_bubble",
+        ]
 
 
 class TestFigure:

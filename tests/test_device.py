@@ -145,6 +145,14 @@ class TestBuffers:
         config = load("gpt2", implementation="megatron-local", seq_length=1024, tp=4)
         assert named(buffers.lasting(config, 0))["Megatron's global buffer"] == 2 * 3 * 1024**2
 
+    def test_experts_that_are_given_all_tokens_gather_them_into_it(self):
+        settings = {"seq_length": 4096, "tp": 2, "sp": True, "ep": 4, "dp": 2}
+        for gathers, size in ((True, 2 * 4096 * 4096 * 4), (False, 2 * 4096 * 4096)):
+            config = load(
+                "mixtral-8x7b", implementation="megatron", gathers_tokens=gathers, **settings
+            )
+            assert named(buffers.lasting(config, 0))["Megatron's global buffer"] == size
+
     def test_the_rotary_table_is_of_a_ranks_own_tokens(self):
         assert named(buffers.lasting(llama(cp=4), 0))["rotary angles"] == 4 * 1024 * 128
 

@@ -1,5 +1,7 @@
 """What a pass holds at its worst moment, derived from sizes."""
 
+from dataclasses import replace
+
 import pytest
 
 from memcalc.analysis import activations, walk
@@ -149,3 +151,30 @@ def test_routed_tokens_are_copied_at_every_step_of_their_way():
     ]
     back = [op.outputs[0].name for op in layer_graph(config).ops if op.kind == "combine"]
     assert back == ["combine_gathered", "combine_received", "combine_sent", "combine_output"]
+
+
+def test_tokens_that_variables_refer_to_stay_until_the_block_returns():
+    """As they were sent and received, beside those put in order and those on their way back."""
+    config = load("mixtral-8x7b", ep=4, dp=4, seq_length=4096, implementation="megatron")
+    routed = 2 * 2 * 4096 * 4096  # bytes of two experts a token
+    held = walk.forward(layer_graph(config))
+    gone = walk.forward(layer_graph(without(config, holds_routed=False)))
+    assert held.op == gone.op == "combine_received"
+    assert held.working - gone.working == 2 * routed
+    weights = 4 * 2 * 4096  # fp32, of each token's experts
+    assert gone.working == 2 * routed + weights
+
+
+def test_shared_experts_run_first_where_megatron_runs_them():
+    config = load("deepseek-v2-lite", seq_length=4096, implementation="megatron")
+    orders = [
+        [op.name for op in layer_graph(each).ops if op.name in ("router", "shared_fc1")]
+        for each in (config, without(config, shared_first=False))
+    ]
+    assert orders == [["shared_fc1", "router"], ["router", "shared_fc1"]]
+
+
+def without(config, **kernels):
+    """The same with other kernels."""
+    implementation = replace(config.run.implementation, **kernels)
+    return replace(config, run=replace(config.run, implementation=implementation))

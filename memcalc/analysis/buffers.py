@@ -11,7 +11,7 @@ from memcalc.analysis.parts import Part
 from memcalc.analysis.schedule import places
 from memcalc.analysis.stages import chunks, output_bytes
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import layer_graph
+from memcalc.blocks.layer import MOE, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.units import MIB
@@ -21,6 +21,9 @@ TE_WORKSPACE = "Transformer Engine cpp_extensions/gemm.py: get_cublas_workspace_
 TE_STREAMS = "Transformer Engine cpp_extensions/gemm.py: get_cublas_workspace, grouped_gemm"
 TE_DUMMY = "Transformer Engine module/base.py: get_dummy_wgrad"
 MEGATRON_BUFFER = "Megatron-core tensor_parallel/layers.py: get_global_memory_buffer"
+MEGATRON_TOKENS = (
+    "Megatron-core transformer/moe/token_dispatcher.py: MoEAllGatherTokenDispatcher.token_dispatch"
+)
 MEGATRON_SCORES = "Megatron-core transformer/dot_product_attention.py: matmul_input_buffer"
 MEGATRON_PIPELINE = "Megatron-core pipeline_parallel/schedules.py: set_input_tensor, retain_grad"
 MEGATRON_P2P = "Megatron-core pipeline_parallel/schedules.py, p2p_communication.py"
@@ -172,6 +175,10 @@ def _gathered(config: Config, stage: int) -> Iterator[Part]:
         heads = config.model.heads // parallel.tp
         scores = run.activation_bytes * run.micro_batch_size * heads * run.seq_length**2
         sizes.append((scores // parallel.cp**2, MEGATRON_SCORES))
+    experts = MOE in {kind for names in chunks(config, stage) for kind in names}
+    if experts and run.implementation.gathers_tokens and parallel.ep * parallel.expert_tp > 1:
+        shard = whole // parallel.cp // (parallel.tp if parallel.sp else 1)
+        sizes.append((shard * parallel.ep * parallel.expert_tp, MEGATRON_TOKENS))
     size, source = max(sizes)
     yield _buffer("Megatron's global buffer", size, source)
 

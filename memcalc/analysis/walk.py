@@ -148,7 +148,7 @@ def _bytes(moment: Moment) -> Size:
 
 
 def _forward(ops: Sequence[Op], kept_: set[Tensor]) -> Moment:
-    last = {tensor: index for index, op in enumerate(ops) for tensor in op.inputs}
+    last = {t: index for index, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
     alive: dict[Tensor, None] = {}
     worst = Moment("", 0, 0)
     saved: set[Tensor] = set()

@@ -1,5 +1,7 @@
 """Mixtures of experts: (s, b, h) -> (s, b, h)."""
 
+from collections.abc import Sequence
+
 from memcalc.blocks.mlp import activated, through
 from memcalc.blocks.spec import Spec
 from memcalc.graph import ops
@@ -14,14 +16,20 @@ def moe(g: Graph, x: Tensor, m: Spec) -> Tensor:
     transformer/moe/moe_layer.py.
     """
     with g.region("moe"):
-        y = routed(g, x, m)
+        first = shared(g, x, m) if "y" in m.others and m.kernels.shared_first else None
+        y, underway = routed(g, x, m)
         if "y" in m.others:
-            y = ops.add(g, "shared_sum", y, shared(g, x, m))
+            y = ops.add(g, "shared_sum", y, first or shared(g, x, m))
+        if m.kernels.holds_routed and not m.kernels.gathers_tokens:
+            g.hold(underway)
         return ops.dropout(g, "mlp_dropout", y, m.model.hidden_dropout)
 
 
-def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
-    """x (s, b, h) -> (s, b, h): router, the way to the experts' ranks, experts, the way back."""
+def routed(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Sequence[Tensor]]:
+    """x (s, b, h) -> (s, b, h): router, the way to the experts' ranks, experts, the way back.
+
+    Also the tokens as they are sent, and as they are received before more is done to them.
+    """
     assert m.routed is not None
     experts, width = m.others["n"], m.others["g"]
     model = m.model
@@ -40,7 +48,10 @@ def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
     batched = kernels.expert_products == "batched"
     sorts = kernels.sorts_routes and not batched
     chosen, chunks = m.others["r"], kernels.sorts_chunks
+    before = len(g.ops)
     tokens = ops.dispatch(g, "dispatch", x, m.routed, chosen, experts, chunks, sorts, bias)
+    sent = 1 + (g.mesh.e != 1)
+    underway = [op.outputs[0] for op in g.ops[before : before + sent]]
     packed = width.times(2) if model.gated else width
     y = ops.grouped_linear(g, "experts_fc1", tokens, experts, packed, ops.COLUMN, bias, batched)
     with g.region("expert_act"):
@@ -49,7 +60,8 @@ def routed(g: Graph, x: Tensor, m: Spec) -> Tensor:
             y = ops.weigh(g, "experts_weigh", y, weights)
     y = ops.grouped_linear(g, "experts_fc2", y, experts, m.h, ops.ROW, bias, batched)
     keeps = kernels.weighs_outputs
-    return ops.combine(g, "combine", y, weights, x, chosen, experts, chunks, keeps)
+    y = ops.combine(g, "combine", y, weights, x, chosen, experts, chunks, keeps)
+    return y, underway
 
 
 def shared(g: Graph, x: Tensor, m: Spec) -> Tensor:

@@ -18,7 +18,7 @@ from memcalc.units import format_bytes
 
 LARGEST = 3  # parts of a stage that its text names
 # How many times its even share of routed tokens the busiest rank receives: under a balanced router,
-# and at the busiest of the first steps, of which a measured peak is the maximum. Both are shown.
+# which is what a row is predicted by, and where it is not. Both are shown.
 BALANCED, UNBALANCED = 1.0, 1.25
 ODD = 0.1  # apart that rows of the same arguments may be
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
@@ -63,7 +63,7 @@ FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "enable-gpt-oss": ("the defaults that it stands for are not read", ()),
     "perform-rl-step": ("buffers of inference", ()),
 }
-WITHOUT = ("none", "0", "local")  # values of them that ask for nothing, or for what is modelled
+LOCAL = ("spec", "local")  # modelled: Megatron-core's own layers
 UNKNOWN_WORLD = "unknown world size"
 SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")  # where it matters
 
@@ -128,7 +128,7 @@ def error(predicted: int, measured: int) -> float:
     return float(Fraction(predicted - measured, measured))
 
 
-def rows(path: Path, imbalance: float = UNBALANCED) -> list[Row]:
+def rows(path: Path, imbalance: float = BALANCED) -> list[Row]:
     """The runs of a file, each with what is predicted of it.
 
     Args:
@@ -153,7 +153,9 @@ def flags(values: Mapping[str, str], world: int | None) -> list[str]:
     found = []
     for name, (_, words) in FLAGS.items():
         value = values.get(name)
-        if value is None or value in WITHOUT or (words and value not in words):
+        if value in (None, "none", "0") or (name, value) == LOCAL:
+            continue
+        if words and value not in words:
             continue
         found.append(f"--{name} {value}" if words else f"--{name}")
     if world is None and any(name in values for name in SHARDED):
@@ -161,7 +163,7 @@ def flags(values: Mapping[str, str], world: int | None) -> list[str]:
     return found
 
 
-def backtest(path: Path, max_error: float | None = None, imbalance: float = UNBALANCED) -> Report:
+def backtest(path: Path, max_error: float | None = None, imbalance: float = BALANCED) -> Report:
     """A row a run: what was measured and what is predicted, of the stage that held most.
 
     Args:
@@ -323,7 +325,8 @@ def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
         f"{100 * median(values):+.2f} % in the median, absolute {_distribution(map(abs, values))}"
         for share, values in errors.items()
     ]
-    taken = f"experts: the busiest rank is taken to receive {imbalance:g} times its even share"
+    share = "an even share" if imbalance == BALANCED else f"{imbalance:g} times an even share"
+    taken = f"experts: the busiest rank is taken to receive {share}"
     return [taken, *lines] if lines else []
 
 

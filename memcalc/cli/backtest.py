@@ -38,7 +38,7 @@ class Share(click.ParamType[float]):
 @click.option(
     "--imbalance",
     type=float,
-    default=1.25,
+    default=1.0,
     show_default=True,
     metavar="X",
     help="Routed tokens of the busiest rank of experts, over its even share.",

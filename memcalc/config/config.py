@@ -284,7 +284,8 @@ RUN_SETTINGS = (
 )
 OTHER_SETTINGS = (
     *("recompute", "implementation", "attention", "expert_products", "dropout"),
-    *("cross_entropy", "batch_first", "softmax_fp32", "fused_gate", "distributed_optimizer"),
+    *("cross_entropy", "batch_first", "softmax_fp32", "fused_gate", "gathers_tokens"),
+    "distributed_optimizer",
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -418,7 +419,7 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
             )
         kernels = replace(kernels, attention=said["attention"])
     given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
-    chosen = {name: said[name] for name in given if name in said}
+    chosen = {name: said[name] for name in (*given, "gathers_tokens") if name in said}
     return replace(kernels, **{"batch_first": _batch_first(kernels, said), **chosen})
 
 

@@ -52,6 +52,11 @@ class Implementation:
             gated ones weigh as they activate.)
         sorts_chunks: Whether routed tokens, once received, are put in the order of a rank's experts
             by a copy more.
+        shared_first: Whether shared experts run before the routed ones.
+        holds_routed: Whether tokens on their way to the experts stay until the block returns, for
+            its variables refer to them (Megatron-core, moe_layer.py: custom_forward).
+        gathers_tokens: Whether experts' ranks are given all tokens, and choose theirs, where others
+            are sent theirs alone (Megatron-core's all-gather token dispatcher).
         expert_products: ``grouped``, a product an expert in one call, ``sequential``, one expert
             after another, or ``batched``, a product a routed token, which keeps a copy of its
             expert's weights.
@@ -81,6 +86,9 @@ class Implementation:
     weighs_outputs: bool = False
     weighs_activations: bool = False
     sorts_chunks: bool = False
+    shared_first: bool = False
+    holds_routed: bool = False
+    gathers_tokens: bool = False
     expert_products: str = "grouped"
     norms_in_linears: bool = False
     own_heads: bool = False
@@ -96,7 +104,7 @@ class Implementation:
         fields.word("attention", self.attention, ATTENTIONS)
         fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
         fields.word("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
-        for name in ("batch_first", "fused_gate", "softmax_fp32"):
+        for name in ("batch_first", "fused_gate", "gathers_tokens", "softmax_fp32"):
             fields.flag(name, getattr(self, name))
         if type(self.rng_bytes) is not int or self.rng_bytes < 0:
             raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")
@@ -117,6 +125,8 @@ IMPLEMENTATIONS = {
             repeats_kv=True,
             weighs_activations=True,
             sorts_chunks=True,
+            shared_first=True,
+            holds_routed=True,
             rng_bytes=16,
         ),
         Implementation(
@@ -126,6 +136,8 @@ IMPLEMENTATIONS = {
             repeats_kv=True,
             weighs_activations=True,
             sorts_chunks=True,
+            shared_first=True,
+            holds_routed=True,
         ),
         Implementation(
             name="torch",

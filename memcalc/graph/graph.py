@@ -145,6 +145,7 @@ class Op(NamedTuple):
         causal: Whether a causal mask makes half of its products needless.
         scratch: What it has in hand while it runs.
         in_place: Whether the gradient of its input is written over what it keeps.
+        holds: Tensors that variables of its caller still refer to in the forward pass.
     """
 
     name: str
@@ -159,6 +160,7 @@ class Op(NamedTuple):
     causal: bool = False
     scratch: Scratch = Scratch()
     in_place: bool = False
+    holds: Sequence[Tensor] = ()
 
 
 class Graph:
@@ -223,3 +225,7 @@ class Graph:
         """Add an operation in the current regions."""
         made = (tuple(inputs), tuple(outputs), self._regions, saves, flops, moves, weights)
         self.ops.append(Op(name, kind, *made, causal, scratch, in_place))
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Variables of a function that returns now referred to these tensors until here."""
+        self.ops[-1] = self.ops[-1]._replace(holds=tuple(tensors))

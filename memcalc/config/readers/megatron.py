@@ -334,7 +334,10 @@ def _source(
 def _tell(said: _Arguments) -> None:
     """A line for each argument that is not modelled, and one for all that are not known."""
     for name, reason in UNMODELLED.items():
-        if said.flag(name) and list(said.words[name]) not in (["none"], ["0"], ["local"]):
+        words = list(said.words.get(name, ()))
+        if words in (["none"], ["0"]) or (name, words) == ("spec", ["local"]):
+            continue
+        if said.flag(name):
             said.unmodelled.append(f"--{name} is not modelled: {reason}")
     for (name, value), reason in UNMODELLED_VALUES.items():
         if value in said.words.get(name, ()):
@@ -390,6 +393,8 @@ def _run(said: _Arguments) -> dict[str, Any]:
     kernel = said.text("attention-backend")
     if implementation == "megatron-local" and said.flag("use-flash-attn"):
         attention = "flash"
+    experts = "num-experts" in said.words
+    dispatcher = said.run(said.text, "moe-token-dispatcher-type")
     length = "encoder-seq-length" if "encoder-seq-length" in said.words else "seq-length"
     return {
         "seq_length": said.run(said.count, length),
@@ -402,6 +407,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "fused_gate": False if said.flag("no-bias-swiglu-fusion") else None,
         "softmax_fp32": said.flag("no-masked-softmax-fusion") or None,
         "cross_entropy": said.run(_cross_entropy, said),
+        "gathers_tokens": (experts and dispatcher in (None, "allgather")) or None,
         "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",
         "environment": said.run(_environment, said),
     }
