@@ -190,6 +190,13 @@ class TestRows:
         (found,) = read(written(changed(SIMUMAX, "run", to=run)))
         assert found.config.run.recompute == ("full",)
 
+    def test_simumaxs_fp8_is_flagged_and_a_loss_without_a_word_is_megatrons_own(self, written):
+        run = {**SIMUMAX["run"], "precision": "fp8", "cross_entropy_fusion_impl": None}
+        (found,) = rows(written(changed(SIMUMAX, "run", to=run)))
+        assert found.flags == ["--fp8-format"]
+        assert found.run.config.run.precision == "fp8"
+        assert found.run.config.run.implementation.cross_entropy == "native"
+
 
 class TestFlags:
     @pytest.mark.parametrize("name", FLAGS)
@@ -198,6 +205,10 @@ class TestFlags:
         value = words[0] if words else "True"
         assert flags({name: value}, 8) == [f"--{name} {value}" if words else f"--{name}"]
         assert flags({name: "none"}, 8) == []
+
+    def test_megatrons_own_layers_are_modelled_and_its_own_graphs_are_not(self):
+        assert flags({"spec": "local"}, 8) == []
+        assert flags({"cuda-graph-impl": "local"}, 8) == ["--cuda-graph-impl"]
 
     def test_the_world_size_matters_where_something_is_spread_over_it(self):
         assert flags({"use-distributed-optimizer": "True"}, None) == [UNKNOWN_WORLD]
@@ -271,6 +282,19 @@ class TestReport:
             "the same arguments, 100 % apart, so that one is stale or odd: "
             f"{MEGATRON['id']} and twin"
         )
+
+    def test_what_rows_met_without_a_flag_is_counted(self, written):
+        args = {**MEGATRON["args"], "cp-comm-type": "a2a+p2p", "some-new-option": "7"}
+        parallel = {**SIMUMAX["parallel"], "virtual": 2, "zero_bubble": True, "spare": 1}
+        notes = backtest(
+            written({**MEGATRON, "args": args}, {**SIMUMAX, "parallel": parallel})
+        ).notes
+        assert [note for note in notes if note.startswith("met in")] == [
+            "met in 1 rows: --cp-comm-type a2a+p2p is not modelled: counted as p2p",
+            "met in 1 rows: not used, for memcalc does not know it: --some-new-option",
+            "met in 1 rows: not used, for memcalc does not know it: parallel.virtual",
+            "met in 1 rows: not used, for memcalc does not know it: parallel.zero_bubble",
+        ]
 
 
 class TestFigure:

@@ -63,7 +63,7 @@ FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "enable-gpt-oss": ("the defaults that it stands for are not read", ()),
     "perform-rl-step": ("buffers of inference", ()),
 }
-WITHOUT = ("none", "0", "local")  # values of them that ask for nothing, or for what is modelled
+LOCAL = ("spec", "local")  # modelled: Megatron-core's own layers
 UNKNOWN_WORLD = "unknown world size"
 SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")  # where it matters
 
@@ -153,7 +153,9 @@ def flags(values: Mapping[str, str], world: int | None) -> list[str]:
     found = []
     for name, (_, words) in FLAGS.items():
         value = values.get(name)
-        if value is None or value in WITHOUT or (words and value not in words):
+        if value in (None, "none", "0") or (name, value) == LOCAL:
+            continue
+        if words and value not in words:
             continue
         found.append(f"--{name} {value}" if words else f"--{name}")
     if world is None and any(name in values for name in SHARDED):

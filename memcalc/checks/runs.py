@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from memcalc.config import Config
 from memcalc.config.config import RunSource, configure
 from memcalc.config.environment import Environment
-from memcalc.config.readers import megatron, parse
+from memcalc.config.readers import megatron, parse, shell
 from memcalc.errors import ConfigError, InputError
 from memcalc.units import MIB
 
@@ -252,6 +252,14 @@ DEGREES = {
     "expert": "expert-model-parallel-size",
     "expert_tensor": "expert-tensor-parallel-size",
 }
+# The other keys of its objects that are read, or say nothing about memory.
+READ = {
+    "model": "first_dense_layers multi_latent_attention swiglu vocab_size",
+    "parallel": "context_comm data distributed_optimizer sequence_parallel",
+    "run": "attention bias cross_entropy_fusion cross_entropy_fusion_impl dropout framework "
+    "main_grads micro_batch_size micro_batches normalization precision recompute seq_length "
+    "tied_embeddings",
+}
 
 
 def _of_simumax(row: _Row) -> MeasuredRun:
@@ -272,7 +280,18 @@ def _of_simumax(row: _Row) -> MeasuredRun:
     measured = [Measured(stage, peak, None) for stage, peak in enumerate(peaks)]
     environment = Environment(pytorch=_pytorch(str(run.content.get("framework"))))
     config, met, refused = _config(name, values, world, "pretrain_gpt.py", gpu, environment)
+    met = (*met, *_not_read({"model": model, "parallel": parallel, "run": run}))
     return MeasuredRun(name, config, measured, values, gpu, world, notes, met, refused)
+
+
+def _not_read(objects: Mapping[str, _Row]) -> Iterator[str]:
+    """A line for each key that is not read, where its value may ask for something."""
+    for name, row in objects.items():
+        known = {*READ[name].split(), *SIZES, *DEGREES}
+        for key, value in row.content.items():
+            nothing = value is not True and value in (None, False, 1, "none")
+            if key not in known and not nothing:
+                yield f"not used, for memcalc does not know it: {name}.{shell.shown(key[:40])}"
 
 
 def _model_words(model: _Row) -> dict[str, str]:
@@ -321,7 +340,7 @@ def _run_words(run: _Row) -> dict[str, str]:
         if (size := run.count(theirs))
     }
     flags = {
-        run.text("precision"): True,
+        "bf16" if run.text("precision") == "fp8" else run.text("precision"): True,
         "disable-bias-linear": run.content.get("bias") is False,
         "untie-embeddings-and-output-weights": run.content.get("tied_embeddings") is False,
         "grad-reduce-in-bf16": run.content.get("main_grads") == "bf16",
@@ -329,10 +348,14 @@ def _run_words(run: _Row) -> dict[str, str]:
         "no-create-attention-mask-in-dataloader": True,
     }
     values |= {flag: "True" for flag, there in flags.items() if there}
-    if "cross-entropy-loss-fusion" in values:
+    if run.content["precision"] == "fp8":
+        values["fp8-format"] = "hybrid"
+    if run.content.get("cross_entropy_fusion_impl") is not None:
         values["cross-entropy-fusion-impl"] = run.text("cross_entropy_fusion_impl")
     if run.content.get("normalization") is not None:
         values["normalization"] = run.text("normalization")
+    if run.content.get("attention") not in (None, "flash"):  # which flash kernel is not said
+        values["attention-backend"] = run.text("attention")
     dropout = run.content.get("dropout")
     if type(dropout) in (int, float):
         values |= {"attention-dropout": str(dropout), "hidden-dropout": str(dropout)}

@@ -166,19 +166,22 @@ class FlashCore(nn.Module):
     def __init__(self, config: Config, place: Place) -> None:
         super().__init__()
         rng_bytes = config.run.implementation.rng_bytes
+        self.batch_first = config.run.implementation.batch_first
+        order = "bs" if self.batch_first else "sb"
 
         def attend(*qkv: Tensor) -> Tensor:
             q, k, v = (x.permute(1, 2, 0, 3) for x in qkv)
             dropout, causal = config.model.attention_dropout, config.model.causal
-            out = kernels.flash_attention(q, k, v, rng_bytes, "sb", dropout, causal)
+            out = kernels.flash_attention(q, k, v, rng_bytes, order, dropout, causal)
             return out.permute(2, 0, 1, 3)
 
         self.flash_attention = Op(attend)
+        self.context_order = Op(lambda x: x.contiguous())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The attention of every head."""
         out: Tensor = self.flash_attention(q, k, v)
-        return out
+        return self.context_order(out) if self.batch_first else out
 
 
 class Layer(nn.Module):

@@ -334,7 +334,10 @@ def _source(
 def _tell(said: _Arguments) -> None:
     """A line for each argument that is not modelled, and one for all that are not known."""
     for name, reason in UNMODELLED.items():
-        if said.flag(name) and list(said.words[name]) not in (["none"], ["0"], ["local"]):
+        words = list(said.words.get(name, ()))
+        if words in (["none"], ["0"]) or (name, words) == ("spec", ["local"]):
+            continue
+        if said.flag(name):
             said.unmodelled.append(f"--{name} is not modelled: {reason}")
     for (name, value), reason in UNMODELLED_VALUES.items():
         if value in said.words.get(name, ()):
