@@ -14,14 +14,13 @@ from memcalc.checks.runs import Measured, MeasuredRun, read
 from memcalc.config import Config
 from memcalc.config.readers.megatron import unmodelled
 from memcalc.config.readers.megatron_names import NOTHING
+from memcalc.config.run import UNBALANCED
 from memcalc.errors import ConfigError
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 
 LARGEST = 3  # parts of a stage that its text names
-# How many times its even share of routed tokens the busiest rank receives: under a balanced router,
-# and at the busiest of the first steps, of which a measured peak is the maximum. Both are shown.
-BALANCED, UNBALANCED = 1.0, 1.25
+BALANCED = 1.0  # the share of the busiest rank of experts under an even router; shown too
 ODD = 0.1  # apart that rows of the same arguments may be
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 

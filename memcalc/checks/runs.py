@@ -30,8 +30,10 @@ MOST = 2**50  # bytes that a GPU may have held
 PROGRAMS = {"bert": "pretrain_bert.py", "t5": "pretrain_t5.py"}
 BERT_VOCABULARY = 30522  # bert-large-uncased
 
-# Of a container family, PyTorch's version: what decides cuBLAS's workspaces on Blackwell.
-PYTORCH = {"dev": (2, 12), "lts": (2, 6)}
+# Of a container family, PyTorch's version: what decides cuBLAS's workspaces on Blackwell. Of `lts`,
+# NVIDIA's container that Megatron-LM names in docker/.ngc_version.lts, 25.09; the one of `dev`
+# moves on: that it has PyTorch 2.12 shows in most rows of GB200 (README).
+PYTORCH = {"dev": (2, 12), "lts": (2, 9)}
 
 
 class Measured(NamedTuple):

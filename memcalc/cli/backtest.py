@@ -8,6 +8,7 @@ import click
 
 import memcalc
 from memcalc.cli.options import SHOW, options, show
+from memcalc.config.run import UNBALANCED
 
 
 class Share(click.ParamType[float]):
@@ -38,7 +39,7 @@ class Share(click.ParamType[float]):
 @click.option(
     "--imbalance",
     type=float,
-    default=1.25,
+    default=UNBALANCED,
     show_default=True,
     metavar="X",
     help="Routed tokens of the busiest rank of experts, over its even share.",
