@@ -481,6 +481,7 @@ HOSTILE = [
     (changed(MEGATRON, *PEAK, to=-1), "measured.peak_bytes must be"),
     (changed(MEGATRON, *PEAK, to=0), "measured.peak_bytes must be"),
     (changed(MEGATRON, *PEAK, to=1.5), "measured.peak_bytes must be"),
+    (changed(MEGATRON, "measured", "steady_bytes", to=0), "measured.steady_bytes must be"),
     (changed(MEGATRON, *PEAK, to=float("nan")), "measured.peak_bytes must be"),
     (changed(MEGATRON, *PEAK, to=10**30), "measured.peak_bytes must be"),
     (changed(MEGATRON, "args", "num-layers", to=float("inf")), "args.num-layers must be"),

@@ -220,8 +220,8 @@ def _of_megatron(name: str, row: _Row) -> MeasuredRun:
         "deterministic": variables.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
     }
     measured = row.inside("measured")
-    peak = measured.size("peak_bytes")
-    steady = measured.content.get("steady_bytes") and measured.size("steady_bytes")
+    peak, unknown = measured.size("peak_bytes"), measured.content.get("steady_bytes") is None
+    steady = None if unknown else measured.size("steady_bytes")
     run = _run_of(name, row.maybe("gpu"), values, row.count("gpus"), program, environment)
     last = run.config.parallel.pp - 1 if run.config else 0
     return run._replace(measured=(Measured(last, peak, steady),), notes=notes)
