@@ -8,7 +8,6 @@ import click
 
 import memcalc
 from memcalc.cli.options import SHOW, options, show
-from memcalc.config.run import UNBALANCED
 
 
 class Share(click.ParamType[float]):
@@ -39,7 +38,7 @@ class Share(click.ParamType[float]):
 @click.option(
     "--imbalance",
     type=float,
-    default=UNBALANCED,
+    default=1.25,
     show_default=True,
     metavar="X",
     help="Routed tokens of the busiest rank of experts, over its even share.",

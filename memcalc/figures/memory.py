@@ -75,7 +75,6 @@ def draw(config: Config, accounting: str) -> Figure:
             textcoords="offset points",
             ha="right",
             fontsize=8,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
     axes.set_xlabel("pipeline stage")
     axes.set_ylabel("GiB allocated per GPU")
