@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from statistics import mean, median
@@ -17,8 +18,9 @@ import pytest
 
 import memcalc as library
 from memcalc import figures
-from memcalc.checks.backtest import FLAGS, UNKNOWN_WORLD, backtest, flags, rows
+from memcalc.checks.backtest import MORE_FLAGS, NO_FLAGS, UNKNOWN_WORLD, backtest, flags, rows
 from memcalc.checks.runs import read
+from memcalc.config.readers.megatron_names import UNMODELLED, UNMODELLED_VALUES
 from memcalc.errors import InputError
 from memcalc.units import MIB
 
@@ -189,14 +191,139 @@ class TestRows:
         assert found.peak is found.peak_error is None
         assert found.flags == ["refused: tensor parallel 3 does not divide heads 8"]
 
-    def test_an_unknown_gpu_is_refused(self, written):
-        (found,) = rows(written({**MEGATRON, "gpu": "TPU"}))
-        assert found.flags[0].startswith("refused: GPU 'tpu' is unknown")
+    @pytest.mark.parametrize(
+        ("gpu", "flag"), [("TPU", "unknown GPU TPU"), (None, "unknown GPU"), (..., "unknown GPU")]
+    )
+    def test_of_an_unknown_gpu_the_workspaces_are_not_counted_and_it_is_flagged(
+        self, written, gpu, flag
+    ):
+        known, found = rows(written(MEGATRON, {**changed(MEGATRON, "gpu", to=gpu), "id": "x"}))
+        assert found.flags == [flag]
+        assert known.steady - found.steady == 4 * MIB  # cuBLAS's are said by the row
 
-    def test_recomputation_is_read_from_either_form(self, written):
-        run = {**SIMUMAX["run"], "recompute": "full"}
-        (found,) = read(written(changed(SIMUMAX, "run", to=run)))
-        assert found.config.run.recompute == ("full",)
+    def test_lists_and_nulls_are_values(self, written):
+        written_as = {
+            "recompute-granularity": "selective",
+            "recompute-modules": "[core_attn mlp]",
+            "moe-layer-freq": "([0]*1+[1]*11)",
+            "num-experts": 8,
+        }
+        listed = {**written_as, "recompute-modules": ["core_attn", "mlp"], "seed": None}
+        listed |= {"moe-layer-freq": [0] + [1] * 11}
+        one, two, three = rows(
+            written(
+                *(
+                    {**MEGATRON, "id": name, "args": {**MEGATRON["args"], **more}}
+                    for name, more in (
+                        ("a", written_as),
+                        ("b", listed),
+                        ("c", {**listed, "moe-layer-freq": "[0 " + "1 " * 10 + "1]"}),
+                    )
+                )
+            )
+        )
+        assert one.peak == two.peak == three.peak
+        assert one.run.config.model == replace(two.run.config.model, name=one.run.config.model.name)
+        assert not two.flags
+
+    def test_what_a_row_may_leave_out(self, written):
+        row = changed(MEGATRON, "measured", "steady_bytes", to=None)
+        row = changed(changed(row, "image", to=...), "env", to=...)
+        (found,) = rows(written(changed(row, "vocabulary", to=None)))
+        assert found.measured.steady is found.steady_error is None
+        assert found.flags == ["refused: gpt.example_tp2_pp2@A100 states no vocabulary size"]
+        (found,) = rows(written(row))
+        assert found.flags == []
+        assert found.run.notes == ["a recent PyTorch, for the image none is not known"]
+
+    def test_settings_of_libraries_that_make_no_sense_are_refused_row_by_row(self, written):
+        row = changed(MEGATRON, "env", "CUBLAS_WORKSPACE_CONFIG", to="much")
+        (found,) = rows(written(row))
+        assert found.flags[0].startswith("refused: cublas_workspace must be sizes in KiB")
+
+    @pytest.mark.parametrize(
+        ("forbidden", "kernel"),
+        [
+            ("", ("flash", True)),
+            ("FLASH", ("flash", False)),  # cuDNN's
+            ("FUSED UNFUSED", ("flash", True)),
+            ("FLASH FUSED", ("unfused", None)),
+        ],
+    )
+    def test_variables_decide_the_attention_kernel(self, written, forbidden, kernel):
+        variables = {f"NVTE_{name}_ATTN": 0 for name in forbidden.split()}
+        (run,) = read(written(changed(MEGATRON, "env", to=variables)))
+        found = run.config.run.implementation
+        assert found.attention == kernel[0]
+        assert kernel[1] in (None, found.batch_first)
+        args = {**MEGATRON["args"], "transformer-impl": "local"}
+        (run,) = read(written({**MEGATRON, "args": args, "env": variables}))
+        assert run.config.run.implementation.attention == "unfused"
+
+    def test_an_assumed_number_of_gpus_is_noted(self, written):
+        (run,) = read(written({**MEGATRON, "gpus_assumed": True}))
+        assert run.notes == ["the number of GPUs, as the row says"]
+
+    @pytest.mark.parametrize(
+        ("said", "words"),
+        [
+            ("full", ("full",)),
+            ("full_block", ("full",)),
+            ("selective", ("core_attn",)),
+            ("core_attn,mlp", ("core_attn", "mlp")),
+            (["moe_act", "layernorm"], ("moe_act", "layernorm")),
+            (None, ("none",)),
+        ],
+    )
+    def test_recomputation_is_read_from_either_form(self, written, said, words):
+        (found,) = read(written(changed(SIMUMAX, "run", "recompute", to=said)))
+        assert found.config.run.recompute == words
+
+    @pytest.mark.parametrize("said", ["now and then", True, {"layers": 2}])
+    def test_recomputation_that_nobody_knows_is_refused_row_by_row(self, written, said):
+        (found,) = rows(written(changed(SIMUMAX, "run", "recompute", to=said)))
+        assert found.flags[0].startswith("refused: --recompute-granularity")
+
+    def test_further_keys_are_arguments_of_megatron(self, written):
+        run = {**SIMUMAX["run"], "recompute": "full", "recompute_method": "block"}
+        row = changed(SIMUMAX, "run", to={**run, "recompute_num_layers": 1})
+        (found,) = rows(written(row))
+        assert found.flags == []
+        assert found.run.config.run.recompute_method == "block"
+        row = changed(row, "parallel", "num_virtual_stages_per_pipeline_rank", to=2)
+        (found,) = rows(written(row))
+        assert found.run.config.parallel.vpp == 2
+        (found,) = rows(written(changed(row, "model", "use_kitchen", to=True)))
+        assert found.flags == ["--use-kitchen"]
+
+    def test_sizes_of_nothing_are_none(self, written):
+        model = {**SIMUMAX["model"], "moe_shared_expert_intermediate_size": 0, "num_experts": 0}
+        (found,) = rows(written(changed(SIMUMAX, "model", to=model)))
+        assert found.run.config.model.experts is None
+        assert found.peak == rows(written(SIMUMAX))[0].peak
+
+    def test_the_world_follows_from_degrees(self, written):
+        (found,) = rows(written(changed(SIMUMAX, "gpus", to=None)))
+        assert (found.run.world, found.flags) == (8, [])
+
+    @pytest.mark.parametrize(
+        ("word", "kind"), [("ring", "ring"), ("a2a", "all_to_all"), ("none", "ring")]
+    )
+    def test_words_for_context_parallelism(self, written, word, kind):
+        (found,) = read(written(changed(SIMUMAX, "parallel", "context_comm", to=word)))
+        assert found.config.parallel.cp_kind == kind
+
+    def test_precisions(self, written):
+        for word, precision, flags_ in (
+            ("BF16", "bf16", []),
+            ("fp16", "fp16", []),
+            ("fp32", "fp32", []),
+            ("mxfp8", "fp8", ["--fp8-format"]),
+            ("int3", "bf16", ["not read: run.precision int3"]),
+        ):
+            (found,) = rows(written(changed(SIMUMAX, "run", "precision", to=word)))
+            assert (found.run.config.run.precision, found.flags) == (precision, flags_)
+            assert found.run.config.run.main_grads == "fp32"  # as the row says
 
     def test_simumaxs_fp8_is_flagged_and_a_loss_without_a_word_is_megatrons_own(self, written):
         run = {**SIMUMAX["run"], "precision": "fp8", "cross_entropy_fusion_impl": None}
@@ -207,12 +334,17 @@ class TestRows:
 
 
 class TestFlags:
-    @pytest.mark.parametrize("name", FLAGS)
+    @pytest.mark.parametrize("name", [*UNMODELLED, *MORE_FLAGS])
     def test_flags_follow_from_arguments_alone(self, name):
-        _, words = FLAGS[name]
-        value = words[0] if words else "True"
-        assert flags({name: value}, 8) == [f"--{name} {value}" if words else f"--{name}"]
+        expected = [f"--{name}"] if f"--{name}" not in NO_FLAGS else []
+        assert flags({name: "True"}, 8) == expected
         assert flags({name: "none"}, 8) == []
+
+    @pytest.mark.parametrize(("name", "value"), UNMODELLED_VALUES)
+    def test_flags_follow_from_some_values(self, name, value):
+        shown = f"--{name} {value}"
+        assert flags({name: value}, 8) == ([shown] if shown not in NO_FLAGS else [])
+        assert flags({name: "another"}, 8) == []
 
     def test_megatrons_own_layers_are_modelled_and_its_own_graphs_are_not(self):
         assert flags({"spec": "local"}, 8) == []
@@ -224,9 +356,11 @@ class TestFlags:
         assert flags({}, None) == flags({"use-distributed-optimizer": "True"}, 8) == []
 
     def test_the_table_is_documented(self):
-        for name, (reason, words) in FLAGS.items():
-            shown = " ".join([f"--{name}", *([", ".join(words)] if words else [])])
-            assert f"| `{shown}` | {reason} |" in README, name
+        table = {f"--{name}": reason for name, reason in {**UNMODELLED, **MORE_FLAGS}.items()}
+        table |= {f"--{name} {value}": why for (name, value), why in UNMODELLED_VALUES.items()}
+        for shown, reason in table.items():
+            assert (f"| `{shown}` | {reason} |" in README) == (shown not in NO_FLAGS), shown
+        assert all(shown in table and f"`{shown}`" in README for shown in NO_FLAGS)
 
 
 class TestReport:
@@ -293,16 +427,16 @@ class TestReport:
 
     def test_what_rows_met_without_a_flag_is_counted(self, written):
         args = {**MEGATRON["args"], "cp-comm-type": "a2a+p2p", "some-new-option": "7"}
-        parallel = {**SIMUMAX["parallel"], "virtual": 2, "zero_bubble": True, "spare": 1}
-        notes = backtest(
-            written({**MEGATRON, "args": args}, {**SIMUMAX, "parallel": parallel})
-        ).notes
+        notes = backtest(written({**MEGATRON, "args": args})).notes
         assert [note for note in notes if note.startswith("met in")] == [
             "met in 1 rows: --cp-comm-type a2a+p2p is not modelled: counted as p2p",
             "met in 1 rows: not used, for memcalc does not know it: --some-new-option",
-            "met in 1 rows: not used, for memcalc does not know it: parallel.virtual",
-            "met in 1 rows: not used, for memcalc does not know it: parallel.zero_bubble",
         ]
+
+    def test_keys_that_are_not_read_are_flags(self, written):
+        parallel = {**SIMUMAX["parallel"], "virtual": 2, "zero_bubble": True, "spare": 1}
+        (found,) = rows(written({**SIMUMAX, "parallel": parallel}))
+        assert found.flags == ["not read: parallel.virtual", "not read: parallel.zero_bubble"]
 
 
 class TestFigure:
@@ -355,12 +489,14 @@ HOSTILE = [
     (changed(MEGATRON, *PEAK, to=-1), "measured.peak_bytes must be"),
     (changed(MEGATRON, *PEAK, to=0), "measured.peak_bytes must be"),
     (changed(MEGATRON, *PEAK, to=1.5), "measured.peak_bytes must be"),
+    (changed(MEGATRON, "measured", "steady_bytes", to=0), "measured.steady_bytes must be"),
     (changed(MEGATRON, *PEAK, to=float("nan")), "measured.peak_bytes must be"),
     (changed(MEGATRON, *PEAK, to=10**30), "measured.peak_bytes must be"),
     (changed(MEGATRON, "args", "num-layers", to=float("inf")), "args.num-layers must be"),
-    (changed(MEGATRON, "args", "num-layers", to=[1]), "args.num-layers must be"),
+    (changed(MEGATRON, "args", "num-layers", to=[[1]]), "args.num-layers must be"),
     (changed(MEGATRON, "args", "a b", to=1), "args.a b must be"),
-    (changed(MEGATRON, "env", "X", to=None), "env.X must be"),
+    (changed(MEGATRON, "env", "X", to={}), "env.X must be"),
+    ({**MEGATRON, "image": 3}, "image must be a line of text"),
     (changed(SIMUMAX, *MANY, to=[]), "must be a list of numbers of MiB"),
     (changed(SIMUMAX, *MANY, to=[1, float("nan")]), "must be a list of numbers of MiB"),
     (changed(SIMUMAX, *MANY, to=[1, "2"]), "must be a list of numbers of MiB"),

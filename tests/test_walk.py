@@ -108,6 +108,17 @@ class TestLayer:
         assert again.bytes == whole.bytes
         assert walk.forward(graph, POLICIES["full"]).kept == HIDDEN
 
+    @pytest.mark.parametrize(
+        ("recompute", "more"), [("full", HIDDEN), ("mlp", HIDDEN), ("moe_act", 0), ("none", 0)]
+    )
+    def test_a_reentrant_checkpoint_holds_its_outputs_until_it_is_done(self, recompute, more):
+        """The output made again; its gradient is the residual's, which is there anyway."""
+        config = llama(recompute=recompute)
+        graph, chosen = layer_graph(config), config.run.policy
+        plain = walk.backward(graph, chosen)
+        held = walk.backward(graph, chosen, reentrant=True)
+        assert (held.op, held.bytes - plain.bytes) == (plain.op, more)
+
     def test_what_two_operations_save_stays_until_the_first_is_done(self):
         """Flash attention and the projection keep the same output: it is let go by the former."""
         graph = layer_graph(llama())

@@ -120,7 +120,7 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
         moment = walk.backward(head, own=own, gathers=not theirs)
         yield "head backward", [*backward, *_of_end("head", "logits", moment)]
     if names:
-        moment = walk.backward(graph, policy, own, gathers=te or not theirs)
+        moment = walk.backward(graph, policy, own, gathers=te or not theirs, reentrant=theirs)
         together = _together(config, names) if policy.regions else []
         yield "backward", [*backward, *together, *_at_work(graph, moment, policy)]
     if held.embedding:

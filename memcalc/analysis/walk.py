@@ -52,7 +52,13 @@ def forward(graph: Graph, policy: Policy = NOTHING) -> Moment:
     return _forward(graph.ops, {entry.tensor for entry in kept(graph, policy)})
 
 
-def backward(graph: Graph, policy: Policy = NOTHING, own: int = 0, gathers: bool = True) -> Moment:
+def backward(
+    graph: Graph,
+    policy: Policy = NOTHING,
+    own: int = 0,
+    gathers: bool = True,
+    reentrant: bool = False,
+) -> Moment:
     """The moment of the backward pass that holds most; the gradients of its ends are among it.
 
     Args:
@@ -62,6 +68,9 @@ def backward(graph: Graph, policy: Policy = NOTHING, own: int = 0, gathers: bool
             the micro-batches before; 0 where products add to those at once.
         gathers: Whether a product whose input was kept as a shard gathers it into memory of its
             own, rather than into a buffer that is there anyway.
+        reentrant: Whether what makes a region again holds its outputs, and their gradients, until
+            the region's backward is done (Megatron-core's tensor_parallel/random.py:
+            CheckpointFunction).
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -79,8 +88,14 @@ def backward(graph: Graph, policy: Policy = NOTHING, own: int = 0, gathers: bool
     worst = Moment("", 0, 0)
     for number, ops in reversed(list(enumerate(runs))):
         before = {whole for run in runs[:number] for op in run for whole in _saved(op)}
-        if outermost(ops[0], policy) is not None:
+        region = outermost(ops[0], policy)
+        walk.returned = []
+        if region is not None:
             worst = max(worst, walk.again(ops), key=_bytes)
+            if reentrant and region.name not in policy.dropped:
+                inside = {tensor for op in ops for tensor in op.inputs}
+                made = [tensor for op in ops for tensor in op.outputs if tensor not in inside]
+                walk.returned = [(tensor, walk.gradients.get(tensor)) for tensor in made]
         for index, op in reversed(list(enumerate(ops))):
             worst = max(worst, walk.back(op), key=_bytes)
             earlier = before.union(*(_saved(other) for other in ops[:index]))
@@ -96,6 +111,7 @@ class _Backward:
         own: The bytes of an element of a weight's own gradient; 0 where there is none.
         gathers: Whether shards are gathered into memory of their own.
         gradients: Tensors with a gradient, each with the one whose gradient's memory that is.
+        returned: Outputs of a region that was made again, likewise, while they are held.
     """
 
     def __init__(self, held: set[Tensor], own: int, gathers: bool) -> None:
@@ -103,6 +119,7 @@ class _Backward:
         self.own = own
         self.gathers = gathers
         self.gradients: dict[Tensor, Tensor] = {}
+        self.returned: list[tuple[Tensor, Tensor | None]] = []
 
     def again(self, ops: Sequence[Op]) -> Moment:
         """A recomputed region's forward pass; afterwards what it saves is held too."""
@@ -136,7 +153,9 @@ class _Backward:
         return moment
 
     def _alive(self) -> Size:
-        return sum(owner.bytes for owner in set(self.gradients.values()))
+        given = {owner for _, owner in self.returned if owner is not None}
+        owners = sum(owner.bytes for owner in given.union(self.gradients.values()))
+        return owners + sum(tensor.bytes for tensor, _ in self.returned)
 
 
 def _saved(op: Op) -> set[Tensor]:

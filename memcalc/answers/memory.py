@@ -17,6 +17,7 @@ from memcalc.config.gpus import budget as size_of
 from memcalc.config.gpus import gpu
 from memcalc.config.parallel import SHARDERS, ZERO
 from memcalc.config.pipeline import SCHEDULES
+from memcalc.config.run import UNBALANCED
 from memcalc.errors import UsageError
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes, format_flops
@@ -24,7 +25,6 @@ from memcalc.units import format_bytes, format_flops
 BESIDE = "not allocated"  # the group of what is estimated beside the peak
 APPENDIX_C = "Korthikanti et al. 2022, appendix C"
 MOST_SHOWN = 64  # stages in one line
-UNBALANCED = 1.25  # the imbalance of experts that is shown beside an even one
 
 
 class Room(NamedTuple):

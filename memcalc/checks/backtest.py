@@ -12,58 +12,31 @@ from typing import Any, NamedTuple
 from memcalc.analysis.device import StageMemory, stage_memory
 from memcalc.checks.runs import Measured, MeasuredRun, read
 from memcalc.config import Config
+from memcalc.config.readers.megatron import unmodelled
+from memcalc.config.readers.megatron_names import NOTHING
+from memcalc.config.run import UNBALANCED
 from memcalc.errors import ConfigError
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 
 LARGEST = 3  # parts of a stage that its text names
-# How many times its even share of routed tokens the busiest rank receives: under a balanced router,
-# which is what a row is predicted by, and where it is not. Both are shown.
-BALANCED, UNBALANCED = 1.0, 1.25
+# How many times its even share of routed tokens the busiest rank receives under a balanced router,
+# which is what a row is predicted by; under another both are shown.
+BALANCED = 1.0
 ODD = 0.1  # apart that rows of the same arguments may be
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 
-# Arguments of Megatron-LM that change memory in ways that are not modelled: why, and the values
-# that do, if not all. A row that has one is flagged, whatever its error.
-FLAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "use-megatron-fsdp": ("buffers of gathered weights and reduced gradients", ()),
-    "use-torch-fsdp2": ("buffers of gathered weights and reduced gradients", ()),
-    "cuda-graph-impl": ("graphs hold memory of their own", ()),
-    "enable-cuda-graph": ("graphs hold memory of their own", ()),
-    "external-cuda-graph": ("graphs hold memory of their own", ()),
-    "fp8-format": ("quantised copies of weights and activations", ()),
-    "fp4-format": ("quantised copies of weights and activations", ()),
-    "overlap-moe-expert-parallel-comm": ("two micro-batches at once", ()),
-    "delay-wgrad-compute": ("inputs kept until weights' gradients are due", ()),
-    "tp-comm-overlap": ("buffers of overlapped communication", ()),
-    "use-transformer-engine-op-fuser": ("other operations keep other tensors", ()),
-    "moe-token-dispatcher-type": ("another way to the experts", ("flex",)),
-    "moe-pad-expert-input-to-capacity": ("experts' inputs are padded", ()),
-    "moe-router-padding-for-fp8": ("experts' inputs are padded", ()),
-    "moe-router-padding-for-quantization": ("experts' inputs are padded", ()),
-    "distribute-saved-activations": ("kept inputs are split over ranks", ()),
-    "fp32-residual-connection": ("the residual stream is kept in fp32", ()),
-    "apply-residual-connection-post-layernorm": ("residuals leave after the norm", ()),
-    "qk-l2-norm": ("query and key pass a norm without weights", ()),
-    "quick-geglu": ("another activation", ()),
-    "position-embedding-type": ("the attention's bias", ("relative",)),
-    "cpu-offloading": ("activations on the host", ()),
-    "cpu-offloading-num-layers": ("activations on the host", ()),
-    "fine-grained-activation-offloading": ("activations on the host", ()),
-    "optimizer-cpu-offload": ("the optimizer on the host", ()),
-    "heterogeneous-layers-config-path": ("layers that differ", ()),
-    "heterogeneous-layers-config-encoded-json": ("layers that differ", ()),
-    "hybrid-override-pattern": ("layers of state-space models", ()),
-    "hybrid-attention-ratio": ("layers of state-space models", ()),
-    "is-hybrid-model": ("layers of state-space models", ()),
-    "retro-add-retriever": ("a retriever", ()),
-    "encoder-num-layers": ("two stacks of layers", ()),
-    "decoder-num-layers": ("two stacks of layers", ()),
-    "spec": ("other layers, unless it says `local`", ()),
-    "enable-gpt-oss": ("the defaults that it stands for are not read", ()),
-    "perform-rl-step": ("buffers of inference", ()),
+# What flags a row beside what the reader of the arguments does not model; and what of that does
+# not, for the bytes are those of what is counted instead.
+MORE_FLAGS = {
+    "encoder-num-layers": "two stacks of layers",
+    "fp8-format": "quantised copies of activations, and of gradients",
 }
-LOCAL = ("spec", "local")  # modelled: Megatron-core's own layers
+NO_FLAGS = (
+    "--hierarchical-context-parallel-sizes",
+    "--cp-comm-type a2a+p2p",
+    "--softmax-type off-by-one",
+)
 UNKNOWN_WORLD = "unknown world size"
 SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")  # where it matters
 
@@ -143,21 +116,15 @@ def rows(path: Path, imbalance: float = BALANCED) -> list[Row]:
 
 
 def flags(values: Mapping[str, str], world: int | None) -> list[str]:
-    """The unmodelled options of a launch, from its arguments alone, by the table ``FLAGS``.
+    """The unmodelled options of a launch, from its arguments alone.
 
     >>> flags({"fp8-format": "hybrid", "moe-token-dispatcher-type": "alltoall"}, 8)
     ['--fp8-format']
     >>> flags({"use-distributed-optimizer": "True"}, None)
     ['unknown world size']
     """
-    found = []
-    for name, (_, words) in FLAGS.items():
-        value = values.get(name)
-        if value in (None, "none", "0") or (name, value) == LOCAL:
-            continue
-        if words and value not in words:
-            continue
-        found.append(f"--{name} {value}" if words else f"--{name}")
+    found = [what for what, _ in unmodelled(values) if what not in NO_FLAGS]
+    found += [f"--{name}" for name in MORE_FLAGS if values.get(name) not in (None, *NOTHING)]
     if world is None and any(name in values for name in SHARDED):
         found.append(UNKNOWN_WORLD)
     return found
@@ -241,7 +208,7 @@ def _row(run: MeasuredRun, imbalance: float) -> Row:
     if run.config is not None and run.config.model.experts is not None:
         run = run._replace(config=unbalanced(run.config, imbalance))
     highest = max(run.measured, key=lambda each: each.peak)
-    found = flags(run.values, run.world)
+    found = [*flags(run.values, run.world), *run.flags]
     refused, predicted = run.refused, {}
     if run.config is not None:
         try:

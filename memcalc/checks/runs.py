@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from memcalc.config import Config
 from memcalc.config.config import RunSource, configure
 from memcalc.config.environment import Environment
+from memcalc.config.gpus import is_gpu
 from memcalc.config.readers import megatron, parse, shell
 from memcalc.errors import ConfigError, InputError
 from memcalc.units import MIB
@@ -29,8 +30,10 @@ MOST = 2**50  # bytes that a GPU may have held
 PROGRAMS = {"bert": "pretrain_bert.py", "t5": "pretrain_t5.py"}
 BERT_VOCABULARY = 30522  # bert-large-uncased
 
-# Of a container family, PyTorch's version: what decides cuBLAS's workspaces on Blackwell.
-PYTORCH = {"dev": (2, 12), "lts": (2, 6)}
+# Of a container family, PyTorch's version: what decides cuBLAS's workspaces on Blackwell. Of `lts`,
+# NVIDIA's container that Megatron-LM names in docker/.ngc_version.lts, 25.09; the one of `dev`
+# moves on: that it has PyTorch 2.12 shows in most rows of GB200 (README).
+PYTORCH = {"dev": (2, 12), "lts": (2, 9)}
 
 
 class Measured(NamedTuple):
@@ -55,10 +58,11 @@ class MeasuredRun(NamedTuple):
         config: What was run; None where memcalc refuses it.
         measured: What was measured, stage by stage.
         values: The launch's arguments with their values, as words.
-        gpu: The GPU, by its name.
+        gpu: The GPU, by its name, or None where that is unknown.
         world: How many GPUs there were, or None where that is unknown.
         notes: What was assumed.
         met: What the reader of the arguments met and memcalc does not model, or does not know.
+        flags: What the row says, beside its arguments, and memcalc does not know.
         refused: Why memcalc refuses what was run.
     """
 
@@ -66,10 +70,11 @@ class MeasuredRun(NamedTuple):
     config: Config | None
     measured: Sequence[Measured]
     values: Mapping[str, str]
-    gpu: str
+    gpu: str | None
     world: int | None
     notes: Sequence[str]
     met: Sequence[str] = ()
+    flags: Sequence[str] = ()
     refused: str = ""
 
 
@@ -110,7 +115,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
     """A row of either form, from its JSON."""
-    return (_of_megatron if "args" in row else _of_simumax)(_Row(row, where))
+    found = _Row(row, where)
+    name = found.text("id")
+    return (_of_megatron if "args" in row else _of_simumax)(name, found)
 
 
 class _Row:
@@ -124,8 +131,10 @@ class _Row:
     def _refuse(self, key: str, what: str) -> InputError:
         return InputError(f"{self.where}: {self.name}{key} must be {what}")
 
-    def inside(self, key: str) -> "_Row":
+    def inside(self, key: str, needed: bool = True) -> "_Row":
         value = self.content.get(key)
+        if value is None and not needed:
+            value = {}
         if not isinstance(value, dict):
             raise self._refuse(key, "an object")
         return _Row(value, self.where, f"{self.name}{key}.")
@@ -135,6 +144,10 @@ class _Row:
         if not isinstance(value, str) or not 0 < len(value) <= 1000 or not value.isprintable():
             raise self._refuse(key, "a line of text")
         return value
+
+    def maybe(self, key: str) -> str | None:
+        """A line of text, or None where there is none."""
+        return None if self.content.get(key) is None else self.text(key)
 
     def count(self, key: str) -> int | None:
         value = self.content.get(key)
@@ -160,71 +173,102 @@ class _Row:
         return [round(value * MIB) for value in values]
 
     def words(self) -> dict[str, str]:
-        """Arguments or variables, each one value as a word; of a flag the word is ``True``."""
+        """Arguments or variables, each one value as a word; of a flag the word is ``True``.
+
+        A list is its words, one after the other; what is false or null is left out.
+        """
         found = {}
         for key, value in self.content.items():
-            plain = isinstance(value, str) or type(value) in (int, bool)
-            plain = plain or (type(value) is float and math.isfinite(value))
-            if not plain or not re.fullmatch(r"[A-Za-z][\w-]{0,99}", key) or len(str(value)) > 1000:
-                raise self._refuse(key[:40], "a number, a word or true")
-            if value is not False:
-                found[key] = str(value)
+            values = value if isinstance(value, list) else [value]
+            plain = all(_is_plain(each) for each in values) and len(values) <= 1000
+            if not plain or not re.fullmatch(r"[A-Za-z][\w-]{0,99}", key):
+                raise self._refuse(key[:40], "a number, a word, a list of these, true or null")
+            if value is not False and value is not None:
+                found[key] = " ".join(map(str, values))
         return found
 
 
-def _of_megatron(row: _Row) -> MeasuredRun:
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, str):
+        return len(value) <= 1000
+    return value is None or (isinstance(value, int) and len(str(value)) <= 100)
+
+
+def _of_megatron(name: str, row: _Row) -> MeasuredRun:
     """A run of Megatron-LM's functional tests, measured by the last rank."""
-    name = row.text("id")
-    values, variables = row.inside("args").words(), row.inside("env").words()
+    values = {key.replace("_", "-"): word for key, word in row.inside("args").words().items()}
     program = PROGRAMS.get(name.split(".")[0], "pretrain_gpt.py")
-    size = row.inside("vocabulary").count("size")
+    size = row.inside("vocabulary", needed=False).count("size")
     notes = []
     if size is None and program == "pretrain_bert.py":
         size = BERT_VOCABULARY
         notes.append(f"vocabulary {size} (bert-large-uncased)")
     if size is not None:
         values.setdefault("vocab-size", str(size))
-    world = row.count("gpus")
-    given = row.text("image")
-    environment = Environment(
-        pytorch=PYTORCH.get(given),
-        cublas_workspace=variables.get("CUBLAS_WORKSPACE_CONFIG"),
-        deterministic=variables.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
-    )
+    if row.content.get("gpus_assumed") is True:
+        notes.append("the number of GPUs, as the row says")
+    variables, image = row.inside("env", needed=False).words(), row.maybe("image")
+    if image not in PYTORCH:
+        notes.append(f"a recent PyTorch, for the image {shell.shown(image or 'none')} is not known")
+    if (kernel := _attention(variables)) and values.get("transformer-impl") != "local":
+        values.setdefault("attention-backend", kernel)
+    environment = {
+        "pytorch": PYTORCH.get(image or ""),
+        "cublas_workspace": variables.get("CUBLAS_WORKSPACE_CONFIG"),
+        "deterministic": variables.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
+    }
     measured = row.inside("measured")
-    peak, steady = measured.size("peak_bytes"), measured.size("steady_bytes")
-    gpu = row.text("gpu")
-    config, met, refused = _config(name, values, world, program, gpu, environment)
-    last = config.parallel.pp - 1 if config else 0
-    found = (Measured(last, peak, steady),)
-    return MeasuredRun(name, config, found, values, gpu, world, notes, met, refused)
+    peak, unknown = measured.size("peak_bytes"), measured.content.get("steady_bytes") is None
+    steady = None if unknown else measured.size("steady_bytes")
+    run = _run_of(name, row.maybe("gpu"), values, row.count("gpus"), program, environment)
+    last = run.config.parallel.pp - 1 if run.config else 0
+    return run._replace(measured=(Measured(last, peak, steady),), notes=notes)
 
 
-def _config(
+def _attention(variables: Mapping[str, str]) -> str | None:
+    """Megatron-LM's word for the kernel that Transformer Engine's variables leave.
+
+    Each forbids one kernel where it is 0 (Transformer Engine, dot_product_attention/utils.py:
+    get_attention_backend).
+
+    >>> _attention({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"})
+    'unfused'
+    """
+    allowed = [
+        word
+        for word in ("flash", "fused", "unfused")
+        if variables.get(f"NVTE_{word.upper()}_ATTN") != "0"
+    ]
+    return allowed[0] if len(allowed) == 1 or allowed == ["fused", "unfused"] else None
+
+
+def _run_of(
     name: str,
+    gpu: str | None,
     values: Mapping[str, str],
     world: int | None,
     program: str,
-    gpu: str,
-    environment: Environment,
-) -> tuple[Config | None, Sequence[str], str]:
-    """The Config of a launch's arguments, what it does not model of them, or why there is none."""
+    environment: Mapping[str, Any],
+) -> MeasuredRun:
+    """The run that a launch's arguments say, or why memcalc refuses it; nothing is measured yet."""
+    run = MeasuredRun(name, None, (), values, gpu, world, ())
+    if gpu is None or not is_gpu(gpu):
+        run = run._replace(flags=(f"unknown GPU {gpu}" if gpu else "unknown GPU",))
+        gpu = None
     arguments = {key: True if value == "True" else value for key, value in values.items()}
     try:
         source = megatron.read_yaml({"MODEL_ARGS": arguments}, name, world, program)
         if isinstance(source, RunSource):
-            return None, (), "no arguments of a model"
+            return run._replace(refused="no arguments of a model")
         said = source.settings.get("environment", Environment())
-        environment = replace(
-            said,
-            pytorch=environment.pytorch,
-            cublas_workspace=environment.cublas_workspace,
-            deterministic=said.deterministic or environment.deterministic,
-        )
-        config = configure(source, {"gpu": gpu.lower(), "environment": environment})
+        deterministic = said.deterministic or environment.get("deterministic", False)
+        settings = replace(said, **{**environment, "deterministic": deterministic})
+        config = configure(source, {"gpu": gpu, "environment": settings})
     except (ConfigError, InputError) as error:
-        return None, (), str(error)
-    return config, source.unmodelled, ""
+        return run._replace(refused=str(error))
+    return run._replace(config=config, met=source.unmodelled)
 
 
 # SimuMax's names of sizes, as arguments of Megatron-LM.
@@ -252,7 +296,12 @@ DEGREES = {
     "expert": "expert-model-parallel-size",
     "expert_tensor": "expert-tensor-parallel-size",
 }
-# The other keys of its objects that are read, or say nothing about memory.
+CONTEXT = {"ring": "p2p", "ulysses": "a2a", "all_to_all": "a2a", "allgather": "all_gather"}
+PRECISIONS = ("bf16", "fp16", "fp32")
+# What selective recomputation of Megatron-core may have.
+MODULES = ["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+# The other keys of its objects that are read, or say nothing about memory. A further key is the
+# argument of Megatron-LM of that name.
 READ = {
     "model": "first_dense_layers multi_latent_attention swiglu vocab_size",
     "parallel": "context_comm data distributed_optimizer sequence_parallel",
@@ -262,41 +311,65 @@ READ = {
 }
 
 
-def _of_simumax(row: _Row) -> MeasuredRun:
+def _of_simumax(name: str, row: _Row) -> MeasuredRun:
     """A run of Megatron-LM that SimuMax measured, on every stage."""
-    name, world, gpu = row.text("id"), row.count("gpus"), row.text("gpu")
     model, parallel, run = row.inside("model"), row.inside("parallel"), row.inside("run")
     vocabulary = model.count("vocab_size")
     notes = ["no mask from the data loader"]
-    values = {**_model_words(model), **_parallel_words(parallel, model), **_run_words(run)}
+    further, unread = _further({"model": model, "parallel": parallel, "run": run})
+    values = {
+        **_model_words(model),
+        **_parallel_words(parallel, model),
+        **_run_words(run),
+        **further,
+    }
+    copies = parallel.count("data")
     batch = (run.count(key) or 1 for key in ("micro_batch_size", "micro_batches"))
-    values["global-batch-size"] = str(prod(batch) * (parallel.count("data") or 1))
+    values["global-batch-size"] = str(prod(batch) * (copies or 1))
     if vocabulary is not None:
         values["vocab-size"] = str(vocabulary + 1)
         notes.append("a token more than vocab_size, which Megatron-LM's NullTokenizer adds")
     peaks = row.inside("measured").mebibytes("peak_allocated_mib_by_stage")
-    if len(peaks) != (stages := parallel.count("pipeline") or 1):
+    stages = parallel.count("pipeline") or 1
+    if len(peaks) != stages:
         raise InputError(f"{row.where}: peaks of {len(peaks)} stages, where there are {stages}")
     measured = [Measured(stage, peak, None) for stage, peak in enumerate(peaks)]
-    environment = Environment(pytorch=_pytorch(str(run.content.get("framework"))))
-    config, met, refused = _config(name, values, world, "pretrain_gpt.py", gpu, environment)
-    met = (*met, *_not_read({"model": model, "parallel": parallel, "run": run}))
-    return MeasuredRun(name, config, measured, values, gpu, world, notes, met, refused)
+    world = row.count("gpus")
+    if world is None and copies is not None:
+        world = copies * prod(parallel.count(key) or 1 for key in ("tensor", "pipeline", "context"))
+    environment = {"pytorch": _pytorch(str(run.content.get("framework")))}
+    gpu = row.maybe("gpu")
+    found = _run_of(name, gpu, values, world, "pretrain_gpt.py", environment)
+    return found._replace(measured=measured, notes=notes, flags=(*found.flags, *unread))
 
 
-def _not_read(objects: Mapping[str, _Row]) -> Iterator[str]:
-    """A line for each key that is not read, where its value may ask for something."""
+def _further(objects: Mapping[str, _Row]) -> tuple[dict[str, str], list[str]]:
+    """Keys that are named as arguments of Megatron-LM, and a line for each that nobody knows."""
+    values: dict[str, str] = {}
+    unread = []
     for name, row in objects.items():
         known = {*READ[name].split(), *SIZES, *DEGREES}
         for key, value in row.content.items():
-            nothing = value is not True and value in (None, False, 1, "none")
-            if key not in known and not nothing:
-                yield f"not used, for memcalc does not know it: {name}.{shell.shown(key[:40])}"
+            if key in known or value in (None, False, "none"):
+                continue
+            argument = key.replace("_", "-")
+            if megatron.is_read(argument):
+                values |= _Row({argument: value}, row.where, row.name).words()
+            elif value is True or value != 1:
+                unread.append(f"not read: {name}.{shell.shown(key)}")
+    precision = objects["run"].text("precision").lower()
+    if precision not in PRECISIONS and "fp8" not in precision:
+        unread.append(f"not read: run.precision {shell.shown(precision)}")
+    return values, unread
 
 
 def _model_words(model: _Row) -> dict[str, str]:
     """The model, as arguments of Megatron-LM."""
-    values = {ours: str(size) for theirs, ours in SIZES.items() if (size := model.count(theirs))}
+    values = {
+        ours: str(model.count(theirs))
+        for theirs, ours in SIZES.items()
+        if model.content.get(theirs) not in (None, 0)
+    }
     flags = {
         "group-query-attention": "num-query-groups" in values,
         "multi-latent-attention": model.content.get("multi_latent_attention") is True,
@@ -320,15 +393,16 @@ def _parallel_words(parallel: _Row, model: _Row) -> dict[str, str]:
         ours: str(degree)
         for theirs, ours in DEGREES.items()
         if (degree := parallel.count(theirs))
-        if model.count("num_experts") or not theirs.startswith("expert")
+        if model.content.get("num_experts") or not theirs.startswith("expert")
     }
     flags = {
         "sequence-parallel": parallel.content.get("sequence_parallel") is True,
         "use-distributed-optimizer": parallel.content.get("distributed_optimizer") is True,
     }
     values |= {flag: "True" for flag, there in flags.items() if there}
-    if parallel.content.get("context_comm") is not None:
-        values["cp-comm-type"] = parallel.text("context_comm")
+    kind = parallel.maybe("context_comm")
+    if kind not in (None, "none"):
+        values["cp-comm-type"] = CONTEXT.get(kind, kind)
     return values
 
 
@@ -339,8 +413,10 @@ def _run_words(run: _Row) -> dict[str, str]:
         for theirs, ours in (("seq_length", "seq-length"), ("micro_batch_size", "micro-batch-size"))
         if (size := run.count(theirs))
     }
+    precision = run.text("precision").lower()
     flags = {
-        "bf16" if run.text("precision") == "fp8" else run.text("precision"): True,
+        precision if precision in PRECISIONS else "bf16": precision != "fp32",
+        "accumulate-allreduce-grads-in-fp32": run.content.get("main_grads") == "fp32",
         "disable-bias-linear": run.content.get("bias") is False,
         "untie-embeddings-and-output-weights": run.content.get("tied_embeddings") is False,
         "grad-reduce-in-bf16": run.content.get("main_grads") == "bf16",
@@ -348,23 +424,35 @@ def _run_words(run: _Row) -> dict[str, str]:
         "no-create-attention-mask-in-dataloader": True,
     }
     values |= {flag: "True" for flag, there in flags.items() if there}
-    if run.content["precision"] == "fp8":
+    if "fp8" in precision:
         values["fp8-format"] = "hybrid"
-    if run.content.get("cross_entropy_fusion_impl") is not None:
-        values["cross-entropy-fusion-impl"] = run.text("cross_entropy_fusion_impl")
-    if run.content.get("normalization") is not None:
-        values["normalization"] = run.text("normalization")
-    if run.content.get("attention") not in (None, "flash"):  # which flash kernel is not said
-        values["attention-backend"] = run.text("attention")
+    for theirs in ("cross_entropy_fusion_impl", "normalization"):
+        if (word := run.maybe(theirs)) is not None:
+            values[theirs.replace("_", "-")] = word
+    attention = run.maybe("attention")
+    if attention not in (None, "flash"):  # which flash kernel is not said
+        values["attention-backend"] = attention
     dropout = run.content.get("dropout")
     if type(dropout) in (int, float):
         values |= {"attention-dropout": str(dropout), "hidden-dropout": str(dropout)}
-    recomputed = run.content.get("recompute")
-    if recomputed not in (None, "none"):
-        values["recompute-granularity"] = run.text("recompute")
-        if recomputed == "full":
-            values |= {"recompute-method": "uniform", "recompute-num-layers": "1"}
-    return values
+    return values | _recompute_words(run)
+
+
+def _recompute_words(run: _Row) -> dict[str, str]:
+    """What is recomputed: a granularity, or the modules that selective recomputation has."""
+    said = run.content.get("recompute")
+    words = said if isinstance(said, list) else re.split(r"[\s,+]+", str(said or "none"))
+    if words == ["none"]:
+        return {}
+    if words in (["full"], ["full_block"]):
+        return {
+            "recompute-granularity": "full",
+            "recompute-method": "uniform",
+            "recompute-num-layers": "1",
+        }
+    if all(word in MODULES for word in words):
+        return {"recompute-granularity": "selective", "recompute-modules": " ".join(words)}
+    return {"recompute-granularity": str(said)[:100]}
 
 
 def _pytorch(framework: str) -> tuple[int, int] | None:

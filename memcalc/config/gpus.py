@@ -59,6 +59,15 @@ def gpu(name: str) -> Gpu:
     return known[name.lower()]
 
 
+def is_gpu(name: str) -> bool:
+    """Whether there is a GPU of a name, or of an alias.
+
+    >>> is_gpu("A100"), is_gpu("TPU")
+    (True, False)
+    """
+    return name.lower() in _by_name()
+
+
 def budget(text: str) -> int:
     """The bytes of a size, or of a GPU by its name, as its driver reports them.
 

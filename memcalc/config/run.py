@@ -16,6 +16,10 @@ OPTIMIZERS = {
     "muon": "a momentum of the matrices of layers, and Adam's moments of all else",
 }
 
+# How many times its even share of routed tokens the busiest rank of experts may receive: what the
+# customary capacity factor allows for (Fedus et al. 2021, arXiv 2101.03961, section 2.2).
+UNBALANCED = 1.25
+
 # What an optimizer keeps beside the weights, by its type: bytes of an element.
 MAIN_GRADS = {"fp32": 4, "bf16": 2, "fp16": 2}
 MAIN_PARAMS = {"fp32": 4, "fp16": 2, "remainder": 2, "none": 0}

@@ -7,7 +7,7 @@ parallelism and run it is left out with a warning; both name it.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,7 +26,9 @@ from memcalc.config.readers.megatron_names import (
     HARMLESS_FAMILIES,
     IMPLEMENTATIONS,
     LAUNCHER,
+    MODELLED,
     NORMS,
+    NOTHING,
     OPTIMIZERS,
     POSITIONS,
     SHARDING,
@@ -281,6 +283,15 @@ def _loose(commands: Iterable[list[str]]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def is_read(name: str) -> bool:
+    """Whether an argument is read, or its effect on memory known.
+
+    >>> is_read("num-layers"), is_read("seed"), is_read("no-such-argument")
+    (True, True, False)
+    """
+    return name in UNMODELLED or name in FLAGS or name in VALUES or _harmless(name)
+
+
 def _harmless(name: str) -> bool:
     if name in UNMODELLED or name in FLAGS or name in VALUES:
         return False
@@ -331,19 +342,29 @@ def _source(
     return RunSource(known, *lines) if model is None else Source(model, known, *lines)
 
 
+def unmodelled(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What arguments ask for that is not modelled, with the likely sign, and why.
+
+    Args:
+        values: The arguments, each with its value as it would be written.
+
+    >>> list(unmodelled({"moe-token-dispatcher-type": "flex", "cuda-graph-impl": "none"}))
+    [('--moe-token-dispatcher-type flex', 'counted as all-to-all')]
+    """
+    for name, reason in UNMODELLED.items():
+        value = values.get(name)
+        if value is not None and value not in NOTHING and (name, value) not in MODELLED:
+            yield f"--{name}", reason
+    for (name, value), reason in UNMODELLED_VALUES.items():
+        if values.get(name) == value:
+            yield f"--{name} {value}", reason
+
+
 def _tell(said: _Arguments) -> None:
     """A line for each argument that is not modelled, and one for all that are not known."""
-    for name, reason in UNMODELLED.items():
-        words = list(said.words.get(name, ()))
-        if words in (["none"], ["0"]) or (name, words) == ("spec", ["local"]):
-            continue
-        if said.flag(name):
-            said.unmodelled.append(f"--{name} is not modelled: {reason}")
-    for (name, value), reason in UNMODELLED_VALUES.items():
-        if value in said.words.get(name, ()):
-            said.unmodelled.append(f"--{name} {value} is not modelled: {reason}")
-    known = {*UNMODELLED, *FLAGS, *VALUES}
-    unknown = [name for name in said.words if name not in known and not _harmless(name)]
+    values = {name: " ".join(words) for name, words in said.words.items()}
+    said.unmodelled.extend(f"{what} is not modelled: {why}" for what, why in unmodelled(values))
+    unknown = [name for name in said.words if not is_read(name)]
     if unknown:
         names = _listed(f"--{name[:40]}" for name in sorted(unknown))
         said.unmodelled.append(f"not used, for memcalc does not know it: {names}")
@@ -391,8 +412,8 @@ def _run(said: _Arguments) -> dict[str, Any]:
         implementation = "megatron-local"
     attention = said.run(said.word, "attention-backend", BACKENDS)
     kernel = said.text("attention-backend")
-    if implementation == "megatron-local" and said.flag("use-flash-attn"):
-        attention = "flash"
+    if implementation == "megatron-local":  # a backend is Transformer Engine's
+        attention = "flash" if said.flag("use-flash-attn") else None
     experts = "num-experts" in said.words
     dispatcher = said.run(said.text, "moe-token-dispatcher-type")
     length = "encoder-seq-length" if "encoder-seq-length" in said.words else "seq-length"
@@ -719,8 +740,9 @@ def _frequency(said: _Arguments, name: str, layers: int, chosen: Callable[[int, 
         if int(pattern) < 1:
             raise ConfigError(f"--{name} must be at least 1")
         return tuple(int(bool(chosen(layer, int(pattern)))) for layer in range(layers))
-    if re.fullmatch(r"[01]( ?[01])+", " ".join(values)):  # a list of YAML
-        return tuple(int(value) for value in values)
+    listed = said.several(name)
+    if len(listed) > 1 and set(listed) <= {"0", "1"}:  # a list of YAML
+        return tuple(int(value) for value in listed)
     return pattern
 
 

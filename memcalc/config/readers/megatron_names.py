@@ -1,47 +1,72 @@
 """Megatron-LM's arguments by name: what is read, what is not modelled, what changes nothing."""
 
+HYBRID = "layers of state-space models are counted as attention"
+OFFLOADED = "less is kept on the GPU than counted"
+GRAPHS = "more than counted: graphs hold buffers of their own"
+GATHERED = "more than counted: layers of gathered weights"
+PADDED = "more than counted: experts' inputs are padded"
+ALIKE = "layers are counted as all alike"
+VISION = "a model of images is not counted"
+
 # What changes memory where it is set, and is not modelled: argument -> the likely sign, and why.
 UNMODELLED = {
     "apply-residual-connection-post-layernorm": "residuals are counted before the norm",
-    "cpu-offloading": "less is kept on the GPU than counted",
-    "cpu-offloading-num-layers": "less is kept on the GPU than counted",
-    "cuda-graph-impl": "more than counted: graphs hold buffers of their own",
+    "attention-output-gate": "more than counted: attention's output has a gate",
+    "cpu-offloading": OFFLOADED,
+    "cpu-offloading-num-layers": OFFLOADED,
+    "cuda-graph-impl": GRAPHS,
     "decoder-num-layers": "the decoder's layers are not counted",
     "delay-wgrad-compute": "more than counted: inputs are kept until weights' gradients are due",
     "distribute-saved-activations": "less than counted: kept inputs are split over ranks",
+    "enable-cuda-graph": GRAPHS,
     "enable-gpt-oss": "the defaults that it stands for are not read",
-    "enable-cuda-graph": "more than counted: graphs hold buffers of their own",
-    "external-cuda-graph": "more than counted: graphs hold buffers of their own",
-    "fine-grained-activation-offloading": "less is kept on the GPU than counted",
+    "experimental-attention-variant": "counted as plain attention",
+    "external-cuda-graph": GRAPHS,
+    "fine-grained-activation-offloading": OFFLOADED,
     "fp4-format": "less than counted: linears keep their inputs in 4 bits",
     "fp32-residual-connection": "more than counted: the residual stream is kept in fp32",
-    "heterogeneous-layers-config-encoded-json": "layers are counted as all alike",
-    "heterogeneous-layers-config-path": "layers are counted as all alike",
+    "freeze-LM": "less than counted: the language model is not trained",
+    "freeze-ViT": "less than counted: the model of images is not trained",
+    "heterogeneous-layers-config-encoded-json": ALIKE,
+    "heterogeneous-layers-config-path": ALIKE,
     "hierarchical-context-parallel-sizes": "context parallelism is counted as of one level",
-    "hybrid-attention-ratio": "layers of state-space models are counted as attention",
-    "hybrid-override-pattern": "layers of state-space models are counted as attention",
-    "is-hybrid-model": "layers of state-space models are counted as attention",
-    "moe-pad-expert-input-to-capacity": "more than counted: experts' inputs are padded",
-    "moe-router-padding-for-fp8": "more than counted: experts' inputs are padded",
+    "hybrid-attention-ratio": HYBRID,
+    "hybrid-context-parallel": "sequences are counted as all alike",
+    "hybrid-layer-pattern": HYBRID,
+    "hybrid-override-pattern": HYBRID,
+    "img-h": VISION,
+    "is-hybrid-model": HYBRID,
+    "language-model-type": VISION,
+    "mamba-num-heads": HYBRID,
+    "mamba-state-dim": HYBRID,
+    "moe-latent-size": "experts are counted as of the hidden size",
+    "moe-pad-expert-input-to-capacity": PADDED,
+    "moe-router-padding-for-fp8": PADDED,
+    "moe-router-padding-for-quantization": PADDED,
+    "optimizer-cpu-offload": OFFLOADED,
     "overlap-moe-expert-parallel-comm": "more than counted: two micro-batches at once",
-    "optimizer-cpu-offload": "less is kept on the GPU than counted",
     "perform-rl-step": "buffers of inference are not counted",
     "qk-l2-norm": "more than counted: query and key pass a norm without weights",
     "quick-geglu": "counted as GeGLU",
     "retro-add-retriever": "the retriever is not counted",
-    "spec": "another layer than counted may run",
+    "spec": "another layer than counted may run, unless it says `local`",
     "tp-comm-overlap": "more than counted: buffers of communication",
-    "use-megatron-fsdp": "more than counted: layers of gathered weights",
-    "use-torch-fsdp2": "more than counted: layers of gathered weights",
+    "use-custom-fsdp": GATHERED,
+    "use-kitchen": "other layers than counted run",
+    "use-megatron-fsdp": GATHERED,
+    "use-torch-fsdp2": GATHERED,
+    "use-transformer-engine-op-fuser": "fused operations keep other tensors",
 }
 
 # The same, where a value, not the argument, is what changes memory.
 UNMODELLED_VALUES = {
+    ("cp-comm-type", "a2a+p2p"): "counted as p2p",
     ("moe-token-dispatcher-type", "flex"): "counted as all-to-all",
     ("position-embedding-type", "relative"): "the attention's bias is not counted",
     ("softmax-type", "off-by-one"): "counted as the plain softmax",
-    ("cp-comm-type", "a2a+p2p"): "counted as p2p",
 }
+MODELLED = {("spec", "local")}  # Megatron-core's own layers
+NOTHING = ("none", "0")  # values that ask for nothing
 
 # What changes no activation: bookkeeping, optimizer, learning rate, data, numbers within a kernel.
 HARMLESS = set(
@@ -155,12 +180,14 @@ VALUES = set(
     activations-checkpoint-method attention-backend attention-dropout context-parallel-size
     cp-comm-type cross-entropy-fusion-impl data-parallel-sharding-strategy
     decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers encoder-num-layers
-    encoder-seq-length expert-model-parallel-size expert-tensor-parallel-size extra-vocab-size
-    ffn-hidden-size global-batch-size hidden-dropout hidden-size kv-channels kv-lora-rank
-    main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
-    micro-batch-size moe-expert-capacity-factor moe-ffn-hidden-size moe-layer-freq
-    moe-router-score-function moe-router-topk moe-shared-expert-intermediate-size mtp-num-layers
-    normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
+    encoder-seq-length exp-avg-dtype exp-avg-sq-dtype expert-model-parallel-size
+    expert-tensor-parallel-size extra-vocab-size ffn-hidden-size global-batch-size
+    hidden-dropout hidden-size kv-channels kv-lora-rank main-grads-dtype main-params-dtype
+    make-vocab-size-divisible-by max-position-embeddings micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage moe-expert-capacity-factor
+    moe-ffn-hidden-size moe-layer-freq moe-router-score-function moe-router-topk
+    moe-shared-expert-intermediate-size mtp-num-layers normalization num-attention-heads
+    num-distributed-optimizer-instances num-experts num-layers
     num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
     optimizer padded-vocab-size pipeline-model-parallel-layout pipeline-model-parallel-size
     position-embedding-type q-lora-rank qk-head-dim qk-pos-emb-head-dim rampup-batch-size
