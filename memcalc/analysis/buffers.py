@@ -131,9 +131,10 @@ def _workspaces(config: Config) -> Iterator[Part]:
 
 
 def _cublas(config: Config) -> int:
-    """PyTorch's own choice: 32 MiB from Hopper on, 8.125 MiB before.
+    """PyTorch's own choice: 32 MiB from Hopper on, 8.125 MiB before; cuBLASLt works in the same.
 
-    Blackwell has 32 MiB since PyTorch 2.12 (pytorch/pytorch pull request 175344).
+    Blackwell has 32 MiB since PyTorch 2.12 (pytorch/pytorch pull request 175344). Of cuBLASLt see
+    torch/backends/cuda/__init__.py: TORCH_CUBLASLT_UNIFIED_WORKSPACE.
     """
     run = config.run
     assert run.gpu is not None
