@@ -520,7 +520,7 @@ class TestHostileFiles:
     def test_a_file_without_rows(self, memcalc, written, text):
         outcome = memcalc(f"backtest {written(text)}")
         assert outcome.status == 2
-        assert "the file has no rows" in outcome.err
+        assert "the file is empty" in outcome.err
 
     def test_what_is_no_file(self, memcalc, tmp_path):
         assert "not a regular file" in memcalc(f"backtest {tmp_path}").err

@@ -6,7 +6,6 @@ Megatron-LM's arguments, and these are read as those of any launch file.
 """
 
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from memcalc.config import Config
 from memcalc.config.config import RunSource, configure
 from memcalc.config.environment import Environment
 from memcalc.config.gpus import is_gpu
-from memcalc.config.readers import megatron, parse, shell
+from memcalc.config.readers import megatron, parse, read_bytes, shell
 from memcalc.errors import ConfigError, InputError
 from memcalc.units import MIB
 
@@ -91,22 +90,11 @@ def read(path: Path) -> list[MeasuredRun]:
         if run.id in found:
             raise InputError(f"{where}: the id {run.id!r} stands on line {found[run.id][0]} too")
         found[run.id] = number, run
-    if not found:
-        raise InputError(f"{path}: the file has no rows")
     return [run for _, run in found.values()]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    if not os.path.isfile(path):
-        problem = "not a regular file" if os.path.exists(path) else "no such file"
-        raise InputError(f"{path}: {problem}")
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
+    data = read_bytes(path, MAX_BYTES)
     lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
     if len(lines) > MAX_ROWS:
         raise InputError(f"{path}: more than {MAX_ROWS} rows")

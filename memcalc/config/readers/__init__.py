@@ -96,7 +96,7 @@ def content(path: Path, where: str = "") -> Mapping[str, Any]:
         InputError: The file cannot be read, or is of another format.
     """
     path = path / "config.json" if os.path.isdir(path) else path
-    found = parse(_bytes(path), where or str(path))
+    found = parse(read_bytes(path), where or str(path))
     if not isinstance(found.get("model_type"), str):
         raise InputError(f"{where or path}: no config.json of Hugging Face: it has no model_type")
     return found
@@ -108,7 +108,7 @@ def _read(path: Path, name: str = "", where: str = "") -> Source | RunSource:
         if not os.path.exists(path):
             raise InputError(f"{folder}: the folder has no config.json")
     where = where or str(path)
-    reader = _reader(_bytes(path), path.suffix.lower(), where)
+    reader = _reader(read_bytes(path), path.suffix.lower(), where)
     try:
         return reader(name or _name(path))
     except (ConfigError, InputError) as error:
@@ -201,17 +201,22 @@ def parse(data: bytes, where: str) -> Mapping[str, Any]:
     return content
 
 
-def _bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """What a regular file holds, up to so many bytes.
+
+    Raises:
+        InputError: It cannot be read, or holds more, or nothing.
+    """
     if not os.path.isfile(path):
         problem = "not a regular file" if os.path.exists(path) else "no such file"
         raise InputError(f"{path}: {problem}")
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB")
+    if len(data) > most:
+        raise InputError(f"{path}: larger than {most // 2**20} MiB")
     if not data.strip():
         raise InputError(f"{path}: the file is empty")
     return data
