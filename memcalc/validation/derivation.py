@@ -8,14 +8,9 @@ a module does not run on symbols at all, the same measurement at several sizes i
 exactly (``memcalc.validation.interpolation``).
 """
 
-import io
-import logging
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from keyword import iskeyword
 from typing import Any, NamedTuple
 
 import sympy
@@ -24,8 +19,6 @@ from torch import Tensor, nn
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils._sympy import functions as torch_sympy
 
@@ -34,14 +27,14 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.formulas import Formula
 from memcalc.lazy import resolve
 from memcalc.report import Report
+from memcalc.validation.arguments import arguments, places_of, plain_module
 from memcalc.validation.interpolation import interpolated
-from memcalc.validation.kernels import CudaKernels
-from memcalc.validation.measure import Stored, measure, module_path
+from memcalc.validation.measure import Stored
+from memcalc.validation.valueless import Build, Run, StoppedError, Subject, like, operation, quiet
 
 DEVICES = ("cuda", "cpu")
 ACTIVATION, INPUT, BUFFER = "activation", "input", "buffer"
 MOST_SIZES = 8  # letters of one derivation
-MOST_LINES, LONGEST = 3, 120  # of what a module prints or complains of
 EAGERLY = "derived as it runs eagerly: what a compiled module keeps is its partitioner's choice"
 
 
@@ -92,7 +85,7 @@ class Derived:
 
     Attributes:
         tensors: The storages that it keeps, in the order of their birth.
-        sizes: The letters, with the sizes at which the module was looked at.
+        sizes: The letters, with the sizes at which the module was subject at.
         method: How the form was found: ``symbolic``, or ``interpolated`` with its degrees and how
             often it was confirmed.
         conditions: What the sizes must meet for the form to hold: relations of sympy's, or text.
@@ -160,10 +153,6 @@ class Derived:
         return self.formula._repr_latex_()
 
 
-Build = Callable[[Mapping[str, Any]], tuple[nn.Module, Sequence[Any], Mapping[str, Any]]]
-Places = Mapping[int, Mapping[int, str]]  # the letter of each axis of each tensor
-
-
 def derive(
     module: nn.Module,
     inputs: Any,
@@ -200,9 +189,9 @@ def derive(
     >>> [(each.module, each.op, str(each.formula)) for each in derived.tensors]
     [('', 'input', '32*b*s'), ('0', 'addmm', '128*b*s'), ('1', 'gelu', '128*b*s')]
     """
-    plain = _plain(module)
-    given, spec = tree_flatten(_arguments(inputs))
-    places = _places(given, symbols)
+    plain = plain_module(module)
+    given, spec = tree_flatten(arguments(inputs))
+    places = places_of(given, symbols)
     example = {
         letter: given[number].shape[axis]
         for number, axes in places.items()
@@ -212,7 +201,7 @@ def derive(
 
     def build(sizes: Mapping[str, Any]) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
         leaves = [
-            _like(each, stands, sizes, places.get(number, {})) if isinstance(each, Tensor) else each
+            like(each, stands, sizes, places.get(number, {})) if isinstance(each, Tensor) else each
             for number, each in enumerate(given)
         ]
         arguments, keywords = tree_unflatten(leaves, spec)
@@ -255,13 +244,13 @@ def derive_from(
     for letter, size in sizes.items():
         if size < 2:
             raise UsageError(f"{letter} is {size} in the example: it must be at least 2")
-    looked = _Looked(build, sizes, device, stands)
+    subject = Subject(build, sizes, device, stands)
     try:
-        derived = _symbolic(looked)
-    except _StoppedError as error:
-        derived = _interpolated(looked, str(error))
+        derived = _symbolic(subject)
+    except StoppedError as error:
+        derived = _interpolated(subject, str(error))
     if at:
-        _hold(looked, derived, _all_sizes(sizes, at))
+        _hold(subject, derived, _all_sizes(sizes, at))
     return derived if written is None else _rewritten(derived, written)
 
 
@@ -273,7 +262,7 @@ def kept_bytes(
     Raises:
         DeriveError: The module does not run on tensors without values.
     """
-    return _measured(_Looked(build, sizes, device, stands), sizes)
+    return _measured(Subject(build, sizes, device, stands), sizes)
 
 
 def total(tensors: Sequence[Kept]) -> Formula:
@@ -281,22 +270,22 @@ def total(tensors: Sequence[Kept]) -> Formula:
     return Formula(sum(each.formula.expression for each in tensors if each.kind != BUFFER))
 
 
-def _measured(looked: "_Looked", sizes: Mapping[str, int]) -> int:
+def _measured(subject: "Subject", sizes: Mapping[str, int]) -> int:
     try:
-        stored = looked.at(sizes).stored
-    except _StoppedError as error:
+        stored = subject.at(sizes).stored
+    except StoppedError as error:
         why = f"the module cannot be measured at {_said(sizes)}: {error}"
         raise DeriveError(why) from error
     return sum(each.bytes for each in stored if _kind(each) != BUFFER)
 
 
-def _hold(looked: "_Looked", derived: Derived, at: Mapping[str, int]) -> None:
+def _hold(subject: "Subject", derived: Derived, at: Mapping[str, int]) -> None:
     """Hold a form against what is measured at sizes.
 
     Raises:
         ElsewhereError: It is not what is kept there.
     """
-    kept, given = _measured(looked, at), int(derived.formula.value(at))
+    kept, given = _measured(subject, at), int(derived.formula.value(at))
     if kept != given:
         held = f", which holds for {', '.join(derived.guards)}," if derived.guards else ""
         raise ElsewhereError(
@@ -335,232 +324,50 @@ def _said(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
 
 
-# --- a run ---------------------------------------------------------------------------------------
-
-
-class _StoppedError(Exception):
-    """A run stopped: where, and why."""
-
-
-class _Looked(NamedTuple):
-    """What is derived: as of ``derive_from``."""
-
-    build: Build
-    sizes: Mapping[str, int]
-    device: str
-    stands: str | None
-
-    def at(self, sizes: Mapping[str, int]) -> "_Run":
-        """A run at sizes that are numbers."""
-        with _quiet(), ExitStack() as stack:
-            if self.device == "cpu":
-                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            return self.on(sizes)
-
-    def on(self, sizes: Mapping[str, Any]) -> "_Run":
-        """A run at sizes, numbers or symbols.
-
-        Raises:
-            _StoppedError: With the module's path and the operation.
-        """
-        return _run(self.build, sizes, self.device, self.stands)
-
-
-class _Run(NamedTuple):
-    """What a run keeps, and what else it told: what it printed, and what it warned of."""
-
-    stored: tuple[Stored, ...]
-    told: tuple[str, ...]
-
-
-class _Place(TorchDispatchMode):
-    """Where a run is, also after an error has unwound it.
-
-    That is the last module that began, or in which an operation ran, and that operation.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module, self.operation = ".", ""
-        self.current: Callable[[], str] = lambda: self.module
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the operation, and run it."""
-        if str(func).startswith("aten."):
-            self.module, self.operation = self.current(), _operation(str(func))
-        return func(*args, **(kwargs or {}))
-
-    def __str__(self) -> str:
-        after = f", at or after {self.operation}" if self.operation else ""
-        return f"in module {self.module}{after}"
-
-    @contextmanager
-    def within(self, module: nn.Module) -> Iterator[None]:
-        """Follow a module's parts."""
-
-        def enter(entered: nn.Module, inputs: Any) -> None:
-            self.module = self.current()
-
-        with module_path(module) as self.current:
-            hook = register_module_forward_pre_hook(enter)
-            try:
-                yield
-            finally:
-                hook.remove()
-
-
-class _Printed(io.StringIO):
-    """What is printed: its first lines, with the place that printed them."""
-
-    def __init__(self, place: _Place) -> None:
-        super().__init__()
-        self.place, self.rest = place, ""
-        self.lines: list[str] = []
-
-    def write(self, text: str) -> int:
-        """Keep the first lines, with where they come from."""
-        before, self.rest = self.rest + text, ""
-        *lines, self.rest = before.split("\n")
-        told = [f"printed {self.place}: {_line(line)}" for line in lines if line.strip()]
-        self.lines += told[: MOST_LINES - len(self.lines)]
-        return len(text)
-
-
-def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None) -> _Run:
-    """Run a module forward on tensors without values, and measure what is kept.
-
-    Raises:
-        _StoppedError: With the module's path and the operation.
-    """
-    place = _Place()
-    try:
-        with ExitStack() as stack:
-            printed = stack.enter_context(redirect_stdout(_Printed(place)))
-            warned = stack.enter_context(_warned())
-            module, arguments, keywords = build(sizes)
-            if stands:
-                stack.enter_context(_stood_in(module, stands))
-            stack.enter_context(place.within(module))
-            kernels = stack.enter_context(CudaKernels()) if device == "cuda" else None
-            stack.enter_context(place)
-            measured = measure(module, *arguments, keywords=keywords)
-            otherwise = sorted(kernels.otherwise) if kernels else ()
-            return _Run(measured.stored, (*printed.lines, *warned, *otherwise))
-    except MemcalcError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a module does
-        why = f"{type(error).__name__}: {_line(str(error))}"
-        raise _StoppedError(f"it stopped {place}: {why}") from error
-
-
-def _line(text: str) -> str:
-    """The first of a text, as one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
-
-
-@contextmanager
-def _warned() -> Iterator[list[str]]:
-    """What the user's code and PyTorch warn of, as lines, the same once."""
-    lines: list[str] = []
-
-    def keep(message: Any, *_: Any, **__: Any) -> None:
-        line = f"warned: {_line(str(message))}"
-        if line not in lines and len(lines) < MOST_LINES:
-            lines.append(line)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = keep
-        yield lines
-
-
-@contextmanager
-def _stood_in(module: nn.Module, device: str) -> Iterator[None]:
-    """Put tensors without values in the places of a module's own, and leave it as it was."""
-    stand_ins: dict[int, Any] = {}
-    theirs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-    def stand_in(tensor: Tensor) -> Any:
-        if id(tensor) not in stand_ins:
-            made = _like(tensor, device, {}, {})
-            stand_ins[id(tensor)] = (
-                nn.Parameter(made, requires_grad=tensor.requires_grad)
-                if isinstance(tensor, nn.Parameter)
-                else made
-            )
-        return stand_ins[id(tensor)]
-
-    for each in module.modules():
-        for own in (vars(each), each._parameters, each._buffers):
-            theirs.append((own, dict(own)))
-            own.update({k: stand_in(t) for k, t in own.items() if isinstance(t, Tensor)})
-    try:
-        yield
-    finally:
-        for own, before in theirs:
-            own.clear()
-            own.update(before)
-
-
-def _like(tensor: Tensor, device: str, sizes: Mapping[str, Any], axes: Mapping[int, str]) -> Tensor:
-    """A tensor without values that lies in memory as another does, some axes of other sizes."""
-    if tensor.layout != torch.strided:
-        raise UsageError(f"tensors of layout {tensor.layout} are not derived")
-    shape = [sizes[axes[i]] if i in axes else size for i, size in enumerate(tensor.shape)]
-    order = sorted(range(tensor.dim()), key=lambda i: tensor.stride()[i], reverse=True)
-    if not tensor.permute(order).is_contiguous():
-        order = list(range(tensor.dim()))
-    laid = torch.empty([shape[i] for i in order], dtype=tensor.dtype, device=device)
-    made = laid.permute([order.index(i) for i in range(tensor.dim())])
-    return made.requires_grad_(tensor.requires_grad)
-
-
 # --- symbolic sizes ------------------------------------------------------------------------------
 
 
-def _symbolic(looked: _Looked) -> Derived:
+def _symbolic(subject: Subject) -> Derived:
     """The form from one run on symbols.
 
     Raises:
-        _StoppedError: The run stopped, or fixed a size.
+        StoppedError: The run stopped, or fixed a size.
     """
-    sizes = looked.sizes
+    sizes = subject.sizes
     env = ShapeEnv(duck_shape=False)
-    with _quiet(), FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
+    with quiet(), FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
         given = {letter: _symbol(env, letter, size) for letter, size in sizes.items()}
         names = {given[letter].node.expr: _whole(letter) for letter in sizes}
-        run = looked.on(given)
+        run = subject.on(given)
     for letter, symbol in zip(sizes, names, strict=True):
         if symbol in env.replacements:
-            raise _StoppedError(f"PyTorch fixes {letter} at {env.replacements[symbol]}")
+            raise StoppedError(f"PyTorch fixes {letter} at {env.replacements[symbol]}")
     for guard in env.guards:
         if isinstance(guard.expr, sympy.Eq):
             decided = _worded(_as_letters(guard.expr, names))
-            raise _StoppedError(f"PyTorch decides that {decided}")
+            raise StoppedError(f"PyTorch decides that {decided}")
     conditions = [sympy.simplify(_named(each.expr, names)) for each in env.guards]
     told = [_as_letters(each, {}) for each in conditions if each not in (True, sympy.true)]
     tensors = tuple(
         _kept(each, Formula(_expression(each, names)), _shape(each.shape, names))
         for each in run.stored
     )
-    # symbols stand for sizes of 2 and more: a size of 1 that no guard speaks of is looked at
+    # symbols stand for sizes of 2 and more: a size of 1 that no guard speaks of is subject at
     least = [
         x >= 2
         for letter, x in ((letter, letters.symbol(letter)) for letter in sizes)
         if not any(each.subs(x, 1) is sympy.false for each in told)
-        and not _holds_at_one(looked, tensors, letter)
+        and not _holds_at_one(subject, tensors, letter)
     ]
     met = tuple(dict.fromkeys([*least, *told]))
     return Derived(tensors, dict(sizes), "symbolic", met, run.told)
 
 
-def _holds_at_one(looked: _Looked, tensors: Sequence[Kept], letter: str) -> bool:
+def _holds_at_one(subject: Subject, tensors: Sequence[Kept], letter: str) -> bool:
     """Whether a module keeps what the form says where a size is 1."""
-    sizes = {**looked.sizes, letter: 1}
+    sizes = {**subject.sizes, letter: 1}
     try:
-        return _measured(looked, sizes) == total(tensors).value(sizes)
+        return _measured(subject, sizes) == total(tensors).value(sizes)
     except DeriveError:
         return False
 
@@ -617,21 +424,10 @@ def _shape(shape: Sequence[Any], names: Mapping[Any, Any]) -> tuple[Any, ...]:
     )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """PyTorch logs what stops a run, of which memcalc tells itself."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 # --- several sizes -------------------------------------------------------------------------------
 
 
-def _interpolated(looked: _Looked, reason: str) -> Derived:
+def _interpolated(subject: Subject, reason: str) -> Derived:
     """The form from runs at several sizes.
 
     It is of every tensor, or where their number changes of all that a module's operation makes.
@@ -639,13 +435,13 @@ def _interpolated(looked: _Looked, reason: str) -> Derived:
     Raises:
         DeriveError: A run stops, or what is kept is no polynomial.
     """
-    sizes = looked.sizes
-    runs: dict[tuple[int, ...], _Run] = {}
+    sizes = subject.sizes
+    runs: dict[tuple[int, ...], Run] = {}
 
-    def run(at: Mapping[str, int]) -> _Run:
+    def run(at: Mapping[str, int]) -> Run:
         key = tuple(at.values())
         if key not in runs:
-            runs[key] = looked.at(at)
+            runs[key] = subject.at(at)
         return runs[key]
 
     try:
@@ -659,7 +455,7 @@ def _interpolated(looked: _Looked, reason: str) -> Derived:
                 other = error
         else:
             raise DeriveError(f"the module cannot be derived: {other}")
-    except (_StoppedError, ValueError) as error:
+    except (StoppedError, ValueError) as error:
         raise DeriveError(f"the module cannot be derived: {error}") from error
     tensors = tuple(
         _kept(each, Formula(expression), each.shape)
@@ -692,7 +488,7 @@ def _by_operation(stored: Sequence[Stored]) -> list[Stored]:
 def _bytes_of(
     rows: Sequence[Stored],
     alike: Callable[[Sequence[Stored]], list[Stored]],
-    run: Callable[[Mapping[str, int]], _Run],
+    run: Callable[[Mapping[str, int]], Run],
 ) -> Callable[[Mapping[str, int]], list[int]]:
     """From sizes to the bytes of storages that are the same as ``rows``, which it may refuse."""
 
@@ -714,7 +510,7 @@ def _who(each: Stored) -> tuple[str, str, str]:
 
 def _kept(each: Stored, formula: Formula, shape: tuple[Any, ...]) -> Kept:
     kind = _kind(each)
-    op = _operation(each.op) if each.op else kind
+    op = operation(each.op) if each.op else kind
     return Kept(each.path, op, shape, each.dtype, formula, each.saved_by, kind, each.made_by)
 
 
@@ -742,103 +538,3 @@ def _rewritten(derived: Derived, written: Mapping[str, Any]) -> Derived:
         ),
         conditions=tuple(again(each) for each in derived.conditions),
     )
-
-
-def _operation(name: str) -> str:
-    """An operation's name, without its namespace and overload.
-
-    >>> _operation("aten.addmm.default")
-    'addmm'
-    """
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 else name
-
-
-# --- inputs and their letters --------------------------------------------------------------------
-
-
-def _plain(module: Any) -> nn.Module:
-    """A module that can run on tensors without values: of a compiled one, what it was made of.
-
-    Raises:
-        UsageError: There is none.
-    """
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"a torch.nn.Module is derived, not {type(module).__name__}")
-    plain: nn.Module = getattr(module, "_orig_mod", module)
-    if any(isinstance(each, torch.jit.ScriptModule) for each in plain.modules()):
-        raise UsageError("a scripted or traced module is not derived: choose what it was made of")
-    if any(map(nn.parameter.is_lazy, (*plain.parameters(), *plain.buffers()))):
-        raise UsageError("a lazy module has no sizes yet: run it once before it is derived")
-    return plain
-
-
-def _arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
-    if isinstance(inputs, Tensor):
-        return [inputs], {}
-    if isinstance(inputs, Mapping):
-        return [], dict(inputs)
-    if isinstance(inputs, Iterable) and not isinstance(inputs, str):
-        return list(inputs), {}
-    raise UsageError(
-        f"inputs are a tensor, a sequence or a mapping of them, not {type(inputs).__name__}"
-    )
-
-
-def _places(leaves: Sequence[Any], symbols: Mapping[str, Any]) -> Places:
-    """The letter of each axis that has one, by the number of the tensor among the leaves.
-
-    Raises:
-        UsageError: As of ``derive``.
-    """
-    tensors = [number for number, each in enumerate(leaves) if isinstance(each, Tensor)]
-    places: dict[int, dict[int, str]] = {}
-    for letter, said in symbols.items():
-        if not (isinstance(letter, str) and letter.isidentifier()) or iskeyword(letter):
-            raise UsageError(f"a letter is a name, not {letter!r}")
-        found = (
-            [
-                (number, axis)
-                for number in tensors
-                for axis, size in enumerate(leaves[number].shape)
-                if size == said
-            ]
-            if isinstance(said, int)
-            else [_axis(leaves, tensors, letter, pair) for pair in _pairs(said)]
-        )
-        if not found:
-            raise UsageError(f"no axis of the inputs is {letter} = {said}")
-        for number, axis in found:
-            other = places.setdefault(number, {}).setdefault(axis, letter)
-            if other != letter:
-                raise UsageError(
-                    f"axis {axis} of input {tensors.index(number)} is {other} and {letter}: give "
-                    "examples of different sizes, or the axes of each letter"
-                )
-    sizes: dict[str, int] = {}
-    for number, axes in places.items():
-        for axis, letter in axes.items():
-            size = leaves[number].shape[axis]
-            if sizes.setdefault(letter, size) != size:
-                raise UsageError(f"{letter} is {sizes[letter]} and {size} in the inputs")
-    return places
-
-
-def _pairs(said: Any) -> list[tuple[int, int]]:
-    try:
-        several = list(said)
-        pairs = [several] if all(isinstance(each, int) for each in several) else several
-        return [(int(number), int(axis)) for number, axis in pairs]
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"a letter stands for a size, or for axes as in (0, 1), not for {said!r}"
-        ) from None
-
-
-def _axis(
-    leaves: Sequence[Any], tensors: Sequence[int], letter: str, pair: tuple[int, int]
-) -> tuple[int, int]:
-    number, axis = pair
-    if not 0 <= number < len(tensors) or not 0 <= axis < leaves[tensors[number]].dim():
-        raise UsageError(f"{letter}: no axis {axis} of an input {number}")
-    return tensors[number], axis

@@ -1,0 +1,226 @@
+"""Runs of a module on tensors without values: what it keeps and tells, or where it stops.
+
+Sizes are numbers, or PyTorch's symbols. Stand-ins take the places of the module's own tensors.
+"""
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.validation.kernels import CudaKernels
+from memcalc.validation.measure import Stored, measure, module_path
+
+MOST_LINES, LONGEST = 3, 120  # of what a module prints or complains of
+
+# From sizes by letter to a module and its arguments, and those by name.
+Build = Callable[[Mapping[str, Any]], tuple[nn.Module, Sequence[Any], Mapping[str, Any]]]
+
+
+class StoppedError(Exception):
+    """A run stopped: where, and why."""
+
+
+class Subject(NamedTuple):
+    """What is derived: as of ``derive_from``."""
+
+    build: Build
+    sizes: Mapping[str, int]
+    device: str
+    stands: str | None
+
+    def at(self, sizes: Mapping[str, int]) -> "Run":
+        """A run at sizes that are numbers."""
+        with quiet(), ExitStack() as stack:
+            if self.device == "cpu":
+                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            return self.on(sizes)
+
+    def on(self, sizes: Mapping[str, Any]) -> "Run":
+        """A run at sizes, numbers or symbols.
+
+        Raises:
+            StoppedError: With the module's path and the operation.
+        """
+        return _run(self.build, sizes, self.device, self.stands)
+
+
+class Run(NamedTuple):
+    """What a run keeps, and what else it told: what it printed, and what it warned of."""
+
+    stored: tuple[Stored, ...]
+    told: tuple[str, ...]
+
+
+class _Place(TorchDispatchMode):
+    """Where a run is, also after an error has unwound it.
+
+    That is the last module that began, or in which an operation ran, and that operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.last = ".", ""
+        self.current: Callable[[], str] = lambda: self.module
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the operation, and run it."""
+        if str(func).startswith("aten."):
+            self.module, self.last = self.current(), operation(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def __str__(self) -> str:
+        after = f", at or after {self.last}" if self.last else ""
+        return f"in module {self.module}{after}"
+
+    @contextmanager
+    def within(self, module: nn.Module) -> Iterator[None]:
+        """Follow a module's parts."""
+
+        def enter(entered: nn.Module, inputs: Any) -> None:
+            self.module = self.current()
+
+        with module_path(module) as self.current:
+            hook = register_module_forward_pre_hook(enter)
+            try:
+                yield
+            finally:
+                hook.remove()
+
+
+class _Printed(io.StringIO):
+    """What is printed: its first lines, with the place that printed them."""
+
+    def __init__(self, place: _Place) -> None:
+        super().__init__()
+        self.place, self.rest = place, ""
+        self.lines: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Keep the first lines, with where they come from."""
+        before, self.rest = self.rest + text, ""
+        *lines, self.rest = before.split("\n")
+        told = [f"printed {self.place}: {_line(line)}" for line in lines if line.strip()]
+        self.lines += told[: MOST_LINES - len(self.lines)]
+        return len(text)
+
+
+def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None) -> Run:
+    """Run a module forward on tensors without values, and measure what is kept.
+
+    Raises:
+        StoppedError: With the module's path and the operation.
+    """
+    place = _Place()
+    try:
+        with ExitStack() as stack:
+            printed = stack.enter_context(redirect_stdout(_Printed(place)))
+            warned = stack.enter_context(_warned())
+            module, arguments, keywords = build(sizes)
+            if stands:
+                stack.enter_context(_stood_in(module, stands))
+            stack.enter_context(place.within(module))
+            kernels = stack.enter_context(CudaKernels()) if device == "cuda" else None
+            stack.enter_context(place)
+            measured = measure(module, *arguments, keywords=keywords)
+            otherwise = sorted(kernels.otherwise) if kernels else ()
+            return Run(measured.stored, (*printed.lines, *warned, *otherwise))
+    except MemcalcError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a module does
+        why = f"{type(error).__name__}: {_line(str(error))}"
+        raise StoppedError(f"it stopped {place}: {why}") from error
+
+
+def _line(text: str) -> str:
+    """The first of a text, as one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+
+
+@contextmanager
+def _warned() -> Iterator[list[str]]:
+    """What the user's code and PyTorch warn of, as lines, the same once."""
+    lines: list[str] = []
+
+    def keep(message: Any, *_: Any, **__: Any) -> None:
+        line = f"warned: {_line(str(message))}"
+        if line not in lines and len(lines) < MOST_LINES:
+            lines.append(line)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = keep
+        yield lines
+
+
+@contextmanager
+def _stood_in(module: nn.Module, device: str) -> Iterator[None]:
+    """Put tensors without values in the places of a module's own, and leave it as it was."""
+    stand_ins: dict[int, Any] = {}
+    theirs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def stand_in(tensor: Tensor) -> Any:
+        if id(tensor) not in stand_ins:
+            made = like(tensor, device, {}, {})
+            stand_ins[id(tensor)] = (
+                nn.Parameter(made, requires_grad=tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else made
+            )
+        return stand_ins[id(tensor)]
+
+    for each in module.modules():
+        for own in (vars(each), each._parameters, each._buffers):
+            theirs.append((own, dict(own)))
+            own.update({k: stand_in(t) for k, t in own.items() if isinstance(t, Tensor)})
+    try:
+        yield
+    finally:
+        for own, before in theirs:
+            own.clear()
+            own.update(before)
+
+
+def like(tensor: Tensor, device: str, sizes: Mapping[str, Any], axes: Mapping[int, str]) -> Tensor:
+    """A tensor without values that lies in memory as another does, some axes of other sizes."""
+    if tensor.layout != torch.strided:
+        raise UsageError(f"tensors of layout {tensor.layout} are not derived")
+    shape = [sizes[axes[i]] if i in axes else size for i, size in enumerate(tensor.shape)]
+    order = sorted(range(tensor.dim()), key=lambda i: tensor.stride()[i], reverse=True)
+    if not tensor.permute(order).is_contiguous():
+        order = list(range(tensor.dim()))
+    laid = torch.empty([shape[i] for i in order], dtype=tensor.dtype, device=device)
+    made = laid.permute([order.index(i) for i in range(tensor.dim())])
+    return made.requires_grad_(tensor.requires_grad)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """PyTorch logs what stops a run, of which memcalc tells itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def operation(name: str) -> str:
+    """An operation's name, without its namespace and overload.
+
+    >>> operation("aten.addmm.default")
+    'addmm'
+    """
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else name
