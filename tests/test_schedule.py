@@ -1,6 +1,7 @@
 """Schedules: that they can run, how long they take, and what their stages hold, walked."""
 
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -399,7 +400,7 @@ class TestFrameworks:
 
     @pytest.mark.parametrize("p", [2, 3, 4, 8])
     def test_zb_v_is_pytorchs(self, p):
-        schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+        schedules = import_module("torch.distributed.pipelining.schedules")
         phases = {"FORWARD": "f", "BACKWARD_INPUT": "i", "BACKWARD_WEIGHT": "w"}
         for n in (1, p, 2 * p - 1, 2 * p, 5 * p):
             theirs = SimpleNamespace(pp_group_size=p, num_stages=2 * p, _n_microbatches=n)
@@ -418,7 +419,7 @@ class TestFrameworks:
 
     @pytest.mark.parametrize(("p", "m", "g"), [(2, 2, 2), (4, 2, 4), (4, 3, 6), (8, 2, 8)])
     def test_interleaving_is_megatrons(self, p, m, g):
-        theirs = pytest.importorskip("megatron.core.pipeline_parallel.schedules")
+        theirs = import_module("megatron.core.pipeline_parallel.schedules")
         for n in (g, 2 * g, 3 * g + p):
             table = theirs.get_schedule_table(n, m, g)
             for rank in range(p):
@@ -444,7 +445,7 @@ class TestFrameworks:
         ],
     )
     def test_layouts_are_megatrons(self, text, p):
-        theirs = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+        theirs = import_module("megatron.core.transformer.pipeline_parallel_layer_layout")
         rows = theirs.PipelineParallelLayerLayout.parse_str_to_list(text)
         names = [[kind.name for kind in row] for row in rows]
         assert layout(text) == tuple((row.count("decoder"), row.count("mtp")) for row in names)
@@ -460,7 +461,7 @@ class TestFrameworks:
         ],
     )
     def test_splits_are_megatrons(self, settings):
-        theirs = pytest.importorskip("megatron.core.transformer.transformer_block")
+        theirs = import_module("megatron.core.transformer.transformer_block")
         counted = settings.get("embedding_as_layer", False)
         layers = 46 if counted else 48
         virtual = settings.get("vpp")
