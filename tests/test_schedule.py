@@ -395,6 +395,7 @@ class TestLaunchFiles:
             self.read(pipeline_model_parallel_layout="Et*7|t*5|t*2L")
 
 
+@pytest.mark.filterwarnings("ignore")  # what they warn of when imported is their own
 class TestFrameworks:
     """Orders and splits against those of the frameworks' own code."""
 
