@@ -39,23 +39,29 @@ def test_what_is_on_chip_is_what_the_vendor_states():
     """NVIDIA's tables: register file of a GPU in KB, L2 in KB, shared memory of an SM in KB.
 
     P100, V100, A100: A100 white paper; H100 (SXM, PCIe): Hopper Architecture In-Depth, table 3.
-    TitanX and T4: SMs of 256 KB, 24 and 40 of them.
+    TitanX: V100 white paper, table 1 (GM200); T4: Turing white paper (40 SMs), and 512 KB of L2 for
+    each 32 of its 256 bits to memory; H200: cudnn-frontend (132 SMs), and GH100 with its six stacks
+    of memory; B200: cuda-rust (148 SMs), and the Blackwell Tuning Guide (126 MB).
     """
     tables = {
         "titan-x": (24 * 256, 3072, 96),
-        "p100": (14336, 4096, 64),
-        "v100": (20480, 6144, 96),
+        "p100-16gb": (14336, 4096, 64),
+        "v100-32gb": (20480, 6144, 96),
         "t4": (40 * 256, 4096, 64),
         "a100-40gb": (27648, 40960, 164),
         "a100-80gb": (27648, 40960, 164),
         "h100-sxm": (33792, 50 * 1024, 228),
         "h100-pcie": (29184, 50 * 1024, 228),
+        "h200-sxm": (132 * 256, 60 * 1024, 228),
+        "b200": (148 * 256, 126 * 1024, 228),
     }
     for name, (registers, l2, shared) in tables.items():
         found = gpu(name)
         assert found.sms * found.register_bytes == registers * 1024, name
         assert (found.l2_bytes, found.shared_bytes) == (l2 * 1024, shared * 1024), name
+    assert tables.keys() == {each.name for each in gpus()} - {"gb200"}
     assert all(each.register_bytes == 65536 * 4 for each in gpus())
+    assert all("NVIDIA" in each.source and "NVIDIA" in each.chip_source for each in gpus())
     assert gpu("gp100") == gpu("p100")
 
 
