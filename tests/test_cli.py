@@ -65,6 +65,7 @@ QUESTIONS = {
     },
     "comm 175b --sp": {
         "scope": "text",
+        "part": "text",
         "collective": "text",
         "phase": "text",
         "count": "count",

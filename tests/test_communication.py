@@ -157,6 +157,40 @@ def test_experts_gradients_are_reduced_over_ranks_that_hold_the_same_experts():
         reduced("mixtral-8x7b", dp=6, ep=4)
 
 
+def once(part, name, **settings):
+    rows = of_iteration(load(name, seq_length=4096, **settings))
+    return [row.bytes for row in rows if row.part == part and row.collective == "all_reduce"]
+
+
+def test_partial_gradients_of_whole_parameters_are_summed_over_tensor_parallel_ranks():
+    """Megatron-core, finalize_model_grads.py: those it marks, and norms of q and k.
+
+    Norms, biases after a scatter, routers and the compressions of latent attention.
+    """
+    h, layers, t = 12288, 96 // 8, 8
+    fp32 = 2 * (t - 1) * 4  # a ring's all-reduce
+    assert once("partial", "175b", sp=True) == [fp32 * layers * 6 * h // t]
+    assert once("partial", "175b") == []
+    d, layers = 128, 36
+    assert once("partial", "qwen3-8b", tp=8) == [fp32 * layers * 2 * d // t]
+    h, experts, q, kv, rope, layers = 7168, 256, 1536, 512, 64, (3, 58)
+    attention = 2 * h + q * h + (kv + rope) * h + q + kv
+    ends = h  # the last norm
+    further = attention + 3 * h + experts * h  # two norms of its inputs, one of its output
+    expected = sum(layers) * attention + layers[1] * experts * h + ends + further
+    settings = {"tp": 8, "sp": True, "ep": 8, "etp": 1}
+    assert once("partial", "deepseek-v3", **settings) == [fp32 * expected // t]
+
+
+def test_gradients_of_copies_of_the_table_are_summed():
+    """Megatron-core, finalize_model_grads.py: the first stage's and the last's."""
+    v, h, t = 51200, 6144, 8
+    table = [row for row in of_iteration(load("22b", pp=2)) if row.part == "table"]
+    assert table[-1].bytes == 4 * v * h // t  # a ring of two sends the whole once
+    assert not once("table", "22b", tp=1, pp=1)
+    assert not once("table", "llama-3-8b", pp=2)  # its head has a weight of its own
+
+
 def test_every_token_that_is_predicted_has_a_head_and_its_collectives():
     h, s, t = 7168, 4096, 8
     (without, with_one) = (

@@ -146,7 +146,7 @@ class TestBuffers:
         assert named(buffers.lasting(config, 0))["Megatron's global buffer"] == 2 * 3 * 1024**2
 
     def test_experts_that_are_given_all_tokens_gather_them_into_it(self):
-        settings = {"seq_length": 4096, "tp": 2, "sp": True, "ep": 4, "dp": 2}
+        settings = {"seq_length": 4096, "tp": 2, "sp": True, "ep": 4, "dp": 4}
         for gathers, size in ((True, 2 * 4096 * 4096 * 4), (False, 2 * 4096 * 4096)):
             config = load(
                 "mixtral-8x7b", implementation="megatron", gathers_tokens=gathers, **settings

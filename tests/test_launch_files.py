@@ -679,7 +679,7 @@ model:
 optimizer: {zero_stage: 1}
 parallelism:
   context_parallel_size: 2
-  dp: 3
+  dp: 6
   expert_parallel_size: 4
   pp: 1
   pp_engine: 1f1b
@@ -700,9 +700,9 @@ class TestNanotron:
         model, parallel, run = config.model, config.parallel, config.run
         assert (model.layers, model.hidden_size, model.heads, model.kv_heads) == (12, 256, 4, 2)
         assert (model.norm, model.activation, model.position) == ("rmsnorm", "swiglu", "rotary")
-        assert (parallel.tp, parallel.dp, parallel.cp, parallel.ep) == (2, 3, 2, 4)
+        assert (parallel.tp, parallel.dp, parallel.cp, parallel.ep) == (2, 6, 2, 4)
         assert parallel.sp
-        assert (run.micro_batch_size, run.global_batch_size) == (3, 3 * 5 * 3)
+        assert (run.micro_batch_size, run.global_batch_size) == (3, 3 * 5 * 6)
         assert (run.seq_length, run.precision, run.policy.regions) == (4096, "bf16", frozenset())
         assert model.vocab_size == 128258
         assert not config.warnings

@@ -120,6 +120,18 @@ class TestRows:
         assert "61 layers over 16 chunks, of which the first 13 have one more" in out
         assert "the embedding's table stands on stage 15 too" in out
 
+    def test_what_muons_step_works_with_is_named(self, memcalc):
+        notes = memcalc("memory llama-3-8b --optimizer muon --format json").document["notes"]
+        assert any("muon's step works with" in note for note in notes)
+
+    def test_experts_need_as_many_ranks_as_they_are_spread_over(self, memcalc):
+        line = "memory mixtral-8x7b --ep 8 --format json"
+        notes = memcalc(line).document["notes"]
+        assert any("the ranks of a stage, 1, are fewer" in note for note in notes)
+        outcome = memcalc(f"{line} --dp 4")
+        assert outcome.status == 2
+        assert "parallel 8 does not divide ranks of a stage 4" in outcome.err
+
 
 def load_line(line):
     """The config of a line of options with values."""

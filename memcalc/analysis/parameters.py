@@ -9,7 +9,7 @@ from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MOE, MTP, kinds, layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph, Op
-from memcalc.graph.mesh import Size, elements
+from memcalc.graph.mesh import Axis, Size, elements
 
 OF_EXPERTS = ("experts_fc1", "experts_fc2")  # the operations whose weights are experts'
 
@@ -51,6 +51,31 @@ def held_of_experts(graph: Graph) -> Size:
     return sum(_local(op) for op in graph.ops if op.name in OF_EXPERTS)
 
 
+def partly_used(graph: Graph) -> Size:
+    """Parameters that every tensor-parallel rank holds whole, and uses for a part of the tokens.
+
+    Or for a part of the heads. Each has only a part of their gradients: Megatron-core,
+    distributed/finalize_model_grads.py, sums these once an iteration. Not those of experts, which
+    other ranks share.
+
+    >>> from memcalc.blocks.layer import layer_graph
+    >>> from memcalc.config import load
+    >>> h, norms, biases = 12288, 4, 2
+    >>> partly_used(layer_graph(load("175b", sp=True))) == (norms + biases) * h
+    True
+    >>> partly_used(layer_graph(load("175b")))  # every rank has all tokens
+    0
+    """
+    return sum(
+        prod(axis.local for axis in weight.axes)
+        for op in graph.ops
+        for weight in op.weights
+        if op.name not in OF_EXPERTS and not weight.shared and not _splits(weight.axes)
+        if any(_splits(each.axes) for each in op.outputs)
+        or (graph.mesh.sequence_parallel and any(_splits(each.axes) for each in op.inputs))
+    )
+
+
 def parameters(config: Config, sizes: Mapping[str, Size] | None = None) -> Size:
     """Parameters of a whole model: embedding, layers, last norm, and a head that is not tied.
 
@@ -85,6 +110,11 @@ def active_parameters(config: Config) -> int:
     )
     idle = Fraction(model.experts - model.experts_per_token, model.experts) * of_experts
     return int(parameters(config) - kinds(model)[MOE] * idle)
+
+
+def _splits(axes: tuple[Axis, ...]) -> bool:
+    """Whether tensor-parallel ranks split an axis of these."""
+    return any(split.letter == "t" for axis in axes for split in axis.splits)
 
 
 def _local(op: Op) -> Size:

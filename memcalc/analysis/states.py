@@ -124,7 +124,7 @@ def parameters(config: Config, stage: int) -> "Counter[Kind]":
         for kind, size in _of_graph(config, name):
             found[kind] += number * size
     for part in copies(config, stage):
-        found[Kind(False, "", part not in config.run.frozen)] += _table(config)
+        found[Kind(False, "", part not in config.run.frozen)] += table(config)
     return found
 
 
@@ -285,7 +285,21 @@ def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
     return tuple(found.items())
 
 
-def _table(config: Config) -> int:
+def stages_with_table(config: Config) -> list[int]:
+    """The stages with the embedding's table, or a copy of it, whose gradients are summed.
+
+    >>> from memcalc.config import load
+    >>> stages_with_table(load("22b", pp=4)), stages_with_table(load("llama-3-8b", pp=4))
+    ([0, 3], [0])
+    """
+    return [
+        stage
+        for stage in range(config.parallel.pp)
+        if EMBEDDING in _graphs(config, stage) or any(copies(config, stage))
+    ]
+
+
+def table(config: Config) -> int:
     """The elements of the embedding's table on a rank."""
     word = next(op for op in embedding_graph(config).ops if op.kind == "embedding")
     return prod(axis.local for axis in word.weights[0].axes)

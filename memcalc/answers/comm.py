@@ -7,6 +7,14 @@ from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.report import Column, Report
 
+# What a part of an iteration is, where its name does not say it.
+PARTS = {
+    "table": "table: the embedding's; gradients of copies on other stages are summed with its own",
+    "partial": "partial: gradients of what every tensor-parallel rank holds whole and uses for a "
+    "part of the tokens or heads, as norms; summed once an iteration",
+    "weights": "weights, experts: gradients, summed once over the ranks that hold the same",
+}
+
 
 def comm(config: Config) -> Report:
     """Collectives by scope, kind and phase, with the bytes that one rank sends.
@@ -36,6 +44,8 @@ def comm(config: Config) -> Report:
         "bytes are what a rank sends, by the ring algorithms: (n-1)/n of the tensor for a gather "
         "or a scatter, twice that for an all-reduce",
     )
+    parts = {traffic.part for traffic in scopes["iteration"]}
+    lines += tuple(said for part, said in PARTS.items() if part in parts)
     if config.parallel.sp and config.parallel.tp > 1:
         lines += (
             "the gathers overlapped with the data gradient are those that sequence parallelism "
@@ -48,6 +58,7 @@ def comm(config: Config) -> Report:
         f"Communication of {setting(config)}, {recomputation(config)}",
         (
             Column("scope", "text"),
+            Column("part", "text"),
             Column("collective", "text"),
             Column("phase", "text"),
             Column("count", "count"),
@@ -55,7 +66,7 @@ def comm(config: Config) -> Report:
             Column("overlapped_with", "text"),
         ),
         tuple(
-            (scope, t.collective, t.phase, t.times, round(t.bytes), t.overlapped_with)
+            (scope, t.part, t.collective, t.phase, t.times, round(t.bytes), t.overlapped_with)
             for scope, traffic in scopes.items()
             for t in traffic
         ),

@@ -239,6 +239,8 @@ def _setting_notes(config: Config) -> Iterator[str]:
         + (f" ({SHARDERS[parallel.sharder]})" if parallel.zero else "")
         + (f", in {parallel.shard_copies} copies" if parallel.shard_copies > 1 else "")
     )
+    if run.optimizer == "muon":
+        yield "not counted: what muon's step works with, a few copies of one matrix at a time"
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
         yield f"the embedding's table stands on {_ranges(tied)} too"

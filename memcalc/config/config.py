@@ -89,6 +89,7 @@ class Config:
         fields.divides(("expert parallel", parallel.ep), ("experts", model.experts))
         of_experts = ("expert tensor parallel", parallel.expert_tp)
         fields.divides(of_experts, ("expert_ffn_size", model.expert_ffn_size))
+        _ = parallel.expert_replicas  # refuses ranks of a stage that do not divide over experts
         if model.shared_ffn_size is not None:
             fields.divides(
                 ("tensor parallel", parallel.tp), ("shared_ffn_size", model.shared_ffn_size)

@@ -184,16 +184,16 @@ class Parallel:
 
     @property
     def expert_replicas(self) -> int:
-        """Ranks of a stage that hold the same experts; 1 where it is too few to spread them once.
+        """Ranks of a stage that hold the same experts; 1 where nothing says how many ranks it has.
 
-        >>> Parallel(tp=4, dp=8, ep=8, etp=1).expert_replicas, Parallel(dp=8, ep=8).expert_replicas
+        >>> Parallel(tp=4, dp=8, ep=8, etp=1).expert_replicas, Parallel(ep=8).expert_replicas
         (4, 1)
 
         Raises:
             ConfigError: The experts' ranks do not divide the stage's.
         """
         ranks, spread = self.tp * self.cp * self.dp, self.ep * self.expert_tp
-        if ranks <= spread:
+        if self.dp == 1 and ranks < spread:  # a size of 1 is also that of a file without one
             return 1
         fields.divides(("expert x expert tensor parallel", spread), ("ranks of a stage", ranks))
         return ranks // spread
