@@ -25,7 +25,7 @@ from memcalc.errors import InputError
 from memcalc.units import MIB
 
 RUNS = Path(__file__).parent / "runs.jsonl"  # made up: of both forms, one of them flagged
-README = (Path(__file__).parent.parent / "README.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs/runs.md").read_text()
 EXAMPLES = [json.loads(line) for line in RUNS.read_text().splitlines()]
 MEGATRON, FLAGGED, SIMUMAX = EXAMPLES
 
@@ -109,12 +109,12 @@ class TestMeasuredRuns:
         assert all(row.predicted for row in found)
         assert sum(bool(row.flags) for row in found) <= 0.15 * len(found)
 
-    def test_the_readme_says_what_the_summary_says(self, measured):
+    def test_the_page_says_what_the_summary_says(self, measured):
         for name in ("b200", "ci"):
             path = Path(os.environ[VARIABLE]) / f"megatron_{name}.jsonl"
             for note in backtest(path).notes:
                 if "absolute error" in note or "flagged" in note or "imbalance" in note:
-                    assert note in README, note
+                    assert note in PAGE, note
 
     def test_a_bound_is_held_by_the_command(self, measured, memcalc):
         path = Path(os.environ[VARIABLE]) / "megatron_ci.jsonl"
@@ -359,8 +359,8 @@ class TestFlags:
         table = {f"--{name}": reason for name, reason in {**UNMODELLED, **MORE_FLAGS}.items()}
         table |= {f"--{name} {value}": why for (name, value), why in UNMODELLED_VALUES.items()}
         for shown, reason in table.items():
-            assert (f"| `{shown}` | {reason} |" in README) == (shown not in NO_FLAGS), shown
-        assert all(shown in table and f"`{shown}`" in README for shown in NO_FLAGS)
+            assert (f"| `{shown}` | {reason} |" in PAGE) == (shown not in NO_FLAGS), shown
+        assert all(shown in table and f"`{shown}`" in PAGE for shown in NO_FLAGS)
 
 
 class TestReport:

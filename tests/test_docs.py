@@ -1,4 +1,4 @@
-"""README, changelog and contributing guide: what they show and claim is so."""
+"""README, the pages of docs, changelog and guide: what they show and claim is so."""
 
 import re
 from pathlib import Path
@@ -14,11 +14,17 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
-SHOWN = re.findall(r"^\$ memcalc (.*)\n((?:(?!\$ |```).*\n)*)", README, re.MULTILINE)
+PAGES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
+
+SHOWN = [
+    shown
+    for page in PAGES
+    for shown in re.findall(r"^\$ memcalc (.*)\n((?:(?!\$ |```).*\n)*)", page, re.MULTILINE)
+]
 
 
 @pytest.mark.parametrize(("line", "shown"), SHOWN, ids=[line for line, _ in SHOWN])
-def test_the_readme_shows_real_output(memcalc, line, shown):
+def test_pages_show_real_output(memcalc, line, shown):
     outcome = memcalc(line)
     assert (outcome.status, outcome.err) == (0, "")
     assert shown.rstrip() == outcome.out.rstrip()
@@ -35,6 +41,13 @@ def test_the_claims_are_as_many_as_is_said():
     number = len(list(claims()))
     assert f"{number} claims" in README
     assert f"{number} claims" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_page_is_linked_and_every_link_leads_somewhere():
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    links = set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))
+    assert pages <= links
+    assert all((ROOT / link).exists() for link in links)
 
 
 def test_every_command_is_documented():

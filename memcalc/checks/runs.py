@@ -31,7 +31,8 @@ BERT_VOCABULARY = 30522  # bert-large-uncased
 
 # Of a container family, PyTorch's version: what decides cuBLAS's workspaces on Blackwell. Of `lts`,
 # NVIDIA's container that Megatron-LM names in docker/.ngc_version.lts, 25.09; the one of `dev`
-# moves on, lately to 26.08: that it has PyTorch 2.12 or later shows in most rows of GB200 (README).
+# moves on, lately to 26.08: that it has PyTorch 2.12 or later shows in most rows of GB200
+# (docs/runs.md).
 PYTORCH = {"dev": (2, 12), "lts": (2, 9)}
 
 

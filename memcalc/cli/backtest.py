@@ -51,7 +51,7 @@ def backtest(
 
     FILE has a run on each line, as JSON: arguments of Megatron-LM with the peak and the steady
     bytes of the allocator on the last stage, or a model, its parallelism and its run with the peaks
-    of every stage. See README for both forms, and for what flags a row as unmodelled.
+    of every stage. See docs/runs.md for both forms, and for what flags a row as unmodelled.
 
     \b
     Examples:
