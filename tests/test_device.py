@@ -1,5 +1,7 @@
 """A GPU's memory, phase by phase, and the buffers beside states and activations."""
 
+from dataclasses import replace
+
 import pytest
 
 from memcalc.analysis import buffers
@@ -71,8 +73,29 @@ class TestPhases:
     def test_layers_that_are_recomputed_together_are_whole_together(self):
         config = llama(recompute="full", recompute_method="uniform", recompute_layers=4)
         parts = named(phase(stage_memory(config, 0), "backward").parts)
-        whole = layer_bytes(llama(), "exact")
-        assert parts["layers recomputed together with the last"] == 3 * whole
+        whole, input_ = layer_bytes(llama(), "exact"), 2 * 4096 * 4096
+        assert parts["layers recomputed together with it"] == 3 * whole - input_
+
+    def test_the_largest_group_is_the_peak_wherever_it_stands(self):
+        """Of 32 layers in groups of 31 the last group is one layer alone."""
+        settings = {"recompute": "full", "recompute_method": "uniform"}
+        parts = named(
+            phase(stage_memory(llama(**settings, recompute_layers=31), 0), "backward").parts
+        )
+        whole, input_ = layer_bytes(llama(), "exact"), 2 * 4096 * 4096
+        assert parts["layers recomputed together with it"] == 30 * whole - input_
+        assert parts["layers' activations"] == input_  # the last layer's is gone
+
+    def test_the_layer_that_needs_most_is_the_peak_wherever_it_stands(self):
+        settings = {"seq_length": 4096, "recompute": "full", "global_batch_size": 1}
+        of_experts = {}
+        for last in (0, 1):
+            config = load("mixtral-8x7b", **settings)
+            pattern = (1 - last, last) * 16
+            model = replace(config.model, moe_layers=pattern)
+            found = phase(stage_memory(replace(config, model=model), 0), "backward")
+            (of_experts[last],) = [p for p in found.parts if p.name.endswith("at work")]
+        assert of_experts[0] == of_experts[1]
 
     def test_every_part_has_a_group_a_certainty_and_a_source(self):
         config = llama(pp=2, tp=2, sp=True, dp=2, zero=1, gpu="h100", global_batch_size=4)

@@ -4,14 +4,15 @@ A phase is a moment of an iteration; what it holds is a list of named parts, eac
 The peak is the largest phase, never a sum of peaks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from memcalc.analysis import activations, buffers, stages, walk
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
-from memcalc.analysis.stages import Held, chunks
+from memcalc.analysis.stages import Held, chunks, layer_sizes
 from memcalc.analysis.states import buckets, states
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.embedding import embedding_graph
@@ -38,7 +39,7 @@ class Phase(NamedTuple):
     @property
     def bytes(self) -> int:
         """All of it."""
-        return sum(part.bytes for part in self.parts)
+        return _total(self.parts)
 
 
 class StageMemory(NamedTuple):
@@ -100,29 +101,31 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
     """What a stage has in hand, beside what lasts, at each moment of a micro-batch that passes.
 
     It has gone forward through the last of the stage's chunks that has layers, and goes back
-    through it first; the embedding's gradient comes when the layers of its chunk are done.
+    through it first, layer by layer; the embedding's gradient comes when the layers of its chunk
+    are done.
     """
     stage, size = held.stage, config.run.activation_bytes
     own = 0 if config.run.environment.fused_gradients else size
     theirs, te = buffers.is_megatron(config), buffers.has_te(config)
-    flying = _in_flight(config, held)
-    forward = [*flying, *buckets(config, stage, "forward")]
-    forward += buffers.in_a_pass(config, stage, "forward")
+    coming = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
     passing = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
-    backward = [*flying, *passing]
     names = next((names for names in reversed(chunks(config, stage)) if names), [])
+    again = _together(config, names)
+
+    def back(graph: Graph, policy: Policy) -> Moment:
+        return walk.backward(graph, policy, own, gathers=te or not theirs, reentrant=theirs)
+
     if names:
-        graph, policy = layer_graph(config, kind=names[-1]), _policy(config, len(names))
-        yield "forward", [*forward, *_at_work(graph, walk.forward(graph, policy), policy)]
+        without, parts = _worst_layer(config, names, walk.forward, [0] * len(names))
+        yield "forward", [*_in_flight(config, held, without), *coming, *parts]
     if held.head:
-        head = head_graph(config)
-        yield "loss", [*forward, *_of_end("head", "logits", walk.forward(head))]
+        flying, head = _in_flight(config, held), head_graph(config)
+        yield "loss", [*flying, *coming, *_of_end("head", "logits", walk.forward(head))]
         moment = walk.backward(head, own=own, gathers=not theirs)
-        yield "head backward", [*backward, *_of_end("head", "logits", moment)]
+        yield "head backward", [*flying, *passing, *_of_end("head", "logits", moment)]
     if names:
-        moment = walk.backward(graph, policy, own, gathers=te or not theirs, reentrant=theirs)
-        together = _together(config, names) if policy.regions else []
-        yield "backward", [*backward, *together, *_at_work(graph, moment, policy)]
+        without, parts = _worst_layer(config, names, back, again)
+        yield "backward", [*_in_flight(config, held, without), *passing, *parts]
     if held.embedding:
         done = stages.chunk_weights(config, stage, "exact")[0][0].layers
         graph = embedding_graph(config)
@@ -133,36 +136,70 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
         yield "embedding backward", [*_in_flight(config, others), *passing, *parts]
 
 
-def _in_flight(config: Config, held: Held) -> list[Part]:
-    """What micro-batches keep, but for the head of the one whose moments are walked."""
+def _worst_layer(
+    config: Config,
+    names: Sequence[str],
+    walked: Callable[[Graph, Policy], Moment],
+    again: Sequence[int],
+) -> tuple[int, list[Part]]:
+    """The layer of a chunk at which a pass through it holds most.
+
+    Returns:
+        What the layers after it keep, which are not there yet, or no longer; and what it holds
+        itself beside what it keeps, with what is made again together with it.
+    """
+    sizes, moments = layer_sizes(config, names, "exact"), dict[tuple[str, Policy], Moment]()
+    after, worst = 0, (0, list[Part]())
+    for number in reversed(range(len(names))):
+        kind, policy = names[number], _policy(config, number)
+        if (kind, policy) not in moments:
+            moments[kind, policy] = walked(layer_graph(config, kind=kind), policy)
+        parts = _of_layer(moments[kind, policy], sizes[number], again[number])
+        worst = max(worst, (after, parts), key=lambda found: _total(found[1]) - found[0])
+        after += sizes[number]
+    return worst
+
+
+def _total(parts: Iterable[Part]) -> int:
+    return sum(part.bytes for part in parts)
+
+
+def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
+    """What micro-batches keep, but for the head of the one whose moments are walked.
+
+    And without that of its layers which are not there at the moment.
+    """
     head = 0
     if held.head:
         of_one = activations.total(activations.kept(head_graph(config)))
         head = max(0, held.head - of_one)
     return [
-        Part("layers' activations", held.layers, "activations", "exact", LEDGER),
+        Part("layers' activations", held.layers - without, "activations", "exact", LEDGER),
         Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
         Part("other heads", head, "logits", "exact", LEDGER),
     ]
 
 
-def _policy(config: Config, layers: int) -> Policy:
-    """What is recomputed of the last of a chunk's layers: by blocks, only the first ones are."""
+def _policy(config: Config, number: int) -> Policy:
+    """What is recomputed of a chunk's layer, counted from 0: by blocks, only of the first ones."""
     run = config.run
-    last = run.recompute_method == "block" and (run.recompute_layers or layers) < layers
-    return activations.NOTHING if last else run.policy
+    some = run.recompute_layers if run.recompute_method == "block" else None
+    return run.policy if some is None or number < some else activations.NOTHING
 
 
-def _together(config: Config, names: Sequence[str]) -> list[Part]:
-    """What layers that are recomputed together with the last one keep again."""
+def _together(config: Config, names: Sequence[str]) -> list[int]:
+    """For each layer, what those before it keep again that are recomputed together with it.
+
+    Beside the input of the first, from which they are.
+    """
     number = config.run.recompute_layers or 1
     if config.run.recompute_method != "uniform" or number == 1:
-        return []
+        return [0] * len(names)
     everything = replace(config, run=config.run.recomputing("none"))
-    again = (len(names) - 1) % number  # of the last group, which may be shorter
-    size = sum(layer_bytes(everything, "exact", kind) for kind in names[-1 - again : -1])
-    name = "layers recomputed together with the last"
-    return [Part(name, size, "activations", "exact", LEDGER)]
+    kept = layer_sizes(config, names, "exact")
+    until = [0, *accumulate(layer_bytes(everything, "exact", kind) for kind in names)]
+    starts = [i - i % number for i in range(len(names))]
+    return [until[i] - until[j] - (kept[j] if j < i else 0) for i, j in enumerate(starts)]
 
 
 def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
@@ -174,11 +211,12 @@ def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
     ]
 
 
-def _at_work(graph: Graph, moment: Moment, policy: Policy) -> list[Part]:
+def _of_layer(moment: Moment, kept: int, again: int) -> list[Part]:
     """What a layer holds at a moment beside what it keeps, which is in flight already."""
-    more = moment.kept + moment.working - activations.total(activations.kept(graph, policy))
     label = f"layer: {moment.op} at work"
+    more = moment.kept + moment.working - kept
     return [
+        Part("layers recomputed together with it", again, "activations", "exact", LEDGER),
         Part(label, more, "activations", "framework-dependent", LEDGER),
         Part("layer: gradient of a weight", moment.weight, "gradients", "exact", LEDGER),
     ]

@@ -178,20 +178,32 @@ def chunks(config: Config, stage: int) -> list[list[str]]:
 
 
 def chunk_bytes(config: Config, names: Sequence[str], accounting: str) -> int:
-    """What the layers of a chunk keep of one micro-batch, of kinds in their order.
+    """What the layers of a chunk keep of one micro-batch, of kinds in their order."""
+    return sum(layer_sizes(config, names, accounting))
+
+
+def layer_sizes(config: Config, names: Sequence[str], accounting: str) -> list[int]:
+    """What each layer of a chunk keeps of one micro-batch, of kinds in their order.
 
     Of full recomputation by blocks, the layers after the first N keep all; uniform, the first of
     every N layers keeps the input of all.
+
+    >>> from memcalc.config import load
+    >>> settings = {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2}
+    >>> [size // 2**20 for size in layer_sizes(load("175b", **settings), ["dense"] * 3, "paper")]
+    [48, 0, 48]
     """
     run, number = config.run, config.run.recompute_layers or 1
     everything = replace(config, run=run.recomputing("none"))
-    if run.recompute_method == "block" and run.recompute_layers is not None:
-        again, whole = names[:number], names[number:]
-    else:  # number 1 is every layer alone
-        again, whole = names[::number], ()
-    return sum(layer_bytes(config, accounting, kind) for kind in again) + sum(
-        layer_bytes(everything, accounting, kind) for kind in whole
-    )
+    by_blocks = run.recompute_method == "block" and run.recompute_layers is not None
+    sizes = []
+    for place, kind in enumerate(names):
+        if by_blocks:
+            chosen = config if place < number else everything
+            sizes.append(layer_bytes(chosen, accounting, kind))
+        else:  # number 1 is every layer alone
+            sizes.append(0 if place % number else layer_bytes(config, accounting, kind))
+    return sizes
 
 
 def recomputed_layers(config: Config) -> dict[str, int]:
