@@ -182,6 +182,78 @@ def test_partial_gradients_of_whole_parameters_are_summed_over_tensor_parallel_r
     assert once("partial", "deepseek-v3", **settings) == [fp32 * expected // t]
 
 
+def of_weights(part="weights", **settings):
+    settings = {"seq_length": 4096, "global_batch_size": 32, **settings}
+    return [
+        (row.collective, row.phase, row.times, row.bytes)
+        for row in of_iteration(load("llama-3-8b", **settings))
+        if row.part == part
+    ]
+
+
+N = 8_030_261_248
+
+
+def test_what_is_split_is_scattered_and_gathered():
+    """n-1 of n parts of a tensor, by the ring; bf16 weights, fp32 gradients (DeepSpeed's: bf16)."""
+    assert of_weights(dp=8) == [("all_reduce", "backward", 1, 2 * 4 * N * 7 // 8)]
+    assert of_weights(dp=8, zero=1) == [
+        ("reduce_scatter", "backward", 1, 4 * N * 7 // 8),
+        ("all_gather", "step", 1, 2 * N * 7 // 8),
+    ]
+    micro, shard = 4, 2 * N * 7 // 8
+    deepspeed = {"dp": 8, "sharder": "deepspeed"}
+    assert of_weights(**deepspeed, zero=2) == [
+        ("reduce_scatter", "backward", micro, micro * shard),
+        ("all_gather", "step", 1, shard),
+    ]
+    assert of_weights(**deepspeed, zero=3) == [
+        ("reduce_scatter", "backward", micro, micro * shard),
+        ("all_gather", "forward", micro, micro * shard),
+        ("all_gather", "backward", micro, micro * shard),
+    ]
+
+
+def test_hybrid_shards_are_summed_over_their_copies():
+    scattered, summed, *_ = of_weights(dp=8, zero=3, sharder="fsdp2", shard_copies=2)
+    assert scattered[-1] == 4 * 4 * N * 3 // 4
+    assert summed == ("all_reduce", "backward", 4, 4 * 4 * N // 4)
+
+
+def test_what_is_frozen_has_no_gradient():
+    attention = 32 * (2 * 4096**2 + 2 * 4096 * 1024)
+    (row,) = of_weights(dp=2, frozen="attention")
+    assert row[-1] == 4 * (N - attention)
+
+
+def test_only_layers_that_are_recomputed_send_again():
+    """Of every stage's chunk the first, whose two gathers run again with every micro-batch."""
+    settings = {"recompute": "full", "recompute_method": "block", "recompute_layers": 1}
+    rows = of_weights("layers", tp=2, sp=True, pp=2, global_batch_size=8, **settings)
+    again = [row for row in rows if row[1] == "recompute"]
+    assert [(kind, times) for kind, _, times, _ in again] == [
+        ("all_gather", 2 * 8),
+        ("reduce_scatter", 2 * 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "forward", "backward"),
+    [
+        ({"pp": 2}, 1, 0),  # the first of two stages
+        ({"pp": 4}, 1, 1),
+        ({"pp": 2, "vpp": 2}, 2, 1),
+        ({"pp": 2, "schedule": "zb-v"}, 1, 1),  # it has the first and the last of four chunks
+        ({"pp": 4, "schedule": "zb-v"}, 2, 2),
+        ({"pp": 4, "schedule": "dualpipe"}, 1, 1),  # each way half of the micro-batches
+    ],
+)
+def test_chunks_send_to_those_of_other_ranks(settings, forward, backward):
+    found = {way: times for _, way, times, _ in of_weights("stages", **settings)}
+    assert found.get("forward", 0) == 32 * forward
+    assert found.get("backward", 0) == 32 * backward
+
+
 def test_gradients_of_copies_of_the_table_are_summed():
     """Megatron-core, finalize_model_grads.py: the first stage's and the last's."""
     v, h, t = 51200, 6144, 8

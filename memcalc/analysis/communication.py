@@ -10,10 +10,18 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, outermost
-from memcalc.analysis.parameters import held, held_of_experts, partly_used
+from memcalc.analysis.parameters import partly_used
 from memcalc.analysis.schedule import places
-from memcalc.analysis.stages import chunks, output_bytes
-from memcalc.analysis.states import recipe, stages_with_table, table
+from memcalc.analysis.stages import chunks, output_bytes, recomputed_on
+from memcalc.analysis.states import (
+    EMBEDDING,
+    parameters,
+    recipe,
+    shard_ranks,
+    stages_with_table,
+    table,
+    weight_bytes,
+)
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import kinds, layer_graph
@@ -89,45 +97,87 @@ def of_iteration(config: Config) -> list[Traffic]:
     """What one rank of ``busiest_stage`` sends in an iteration.
 
     Its layers' collectives for every micro-batch, and its ends', a head for every token that is
-    predicted; its outputs forward and their gradients backward; and the ring all-reduces of its
-    gradients over the ranks that hold the same parameters: of what every tensor-parallel rank
-    holds whole, and computes with a part; of the embedding's table on several stages; of all over
-    those of data and context parallelism, and of experts over what is left of a stage's ranks
-    beside their own parallelism.
+    predicted; its outputs forward and their gradients backward; and the sums of its gradients over
+    the ranks that hold the same parameters: of what every tensor-parallel rank holds whole, and
+    computes with a part; of the embedding's table on several stages; of all over those of data and
+    context parallelism, and of experts over what is left of a stage's ranks beside their own
+    parallelism. Where ``Parallel.zero`` splits states, these are scattered, and weights gathered.
 
     Raises:
         ConfigError: A stage's ranks do not divide over the experts'.
     """
-    parallel, stage = config.parallel, busiest_stage(config)
-    micro = config.microbatches // parallel.copies  # through each chunk
+    stage = busiest_stage(config)
+    micro = config.microbatches // config.parallel.copies  # through each chunk
     parts = list(_parts(config, stage))
     rows = [
-        row.of_part(part.name, part.held * part.runs * micro)
+        row.of_part(part.name, number * part.runs * micro)
         for part in parts
         for row in of_graph(part.graph, config.run.policy)
+        if (number := part.recomputed if row.phase == "recompute" else part.held)
     ]
-    if parallel.pp > 1:
-        times = micro * parallel.chunks_per_rank
-        sent = times * output_bytes(config)
-        rows += [
-            Traffic("send", way, times, sent, part="stages") for way in ("forward", "backward")
-        ]
-
-    def reduce(part: str, parameters: Size, ranks: int) -> None:
-        """The all-reduce of gradients, once an iteration."""
-        if parameters and ranks > 1:
-            move = Move("all_reduce", "backward", recipe(config.run).gradient * parameters, ranks)
-            rows.append(Traffic("all_reduce", "backward", 1, ring_bytes(move), part=part))
-
-    tables = stages_with_table(config)
-    experts = sum(part.held * held_of_experts(part.graph) for part in parts)
-    dense = sum(part.held * held(part.graph) for part in parts) - experts
-    partly = sum(part.held * partly_used(part.graph) for part in parts)
-    reduce("partial", partly, parallel.tp)
-    reduce("table", table(config) if stage in tables else 0, len(tables))
-    reduce("weights", dense, parallel.dp * parallel.cp * parallel.copies)
-    reduce("experts", experts, parallel.expert_replicas * parallel.copies)
+    rows += [row for row in _sends(config, stage, micro) if row.times]
+    partly = sum(part.held * partly_used(part.graph, config.run.frozen) for part in parts)
+    rows += [row for row in _of_states(config, stage, micro, partly) if row.bytes]
     return rows
+
+
+def _sends(config: Config, stage: int, micro: int) -> Iterator[Traffic]:
+    """What a stage's chunks send to the next, and gradients to the one before, on other ranks."""
+    parallel = config.parallel
+    at = places(parallel, stage)
+    here = at if parallel.copies == 1 else ()  # a copy's next chunk is on another rank
+    onward = [place for place in at if place + 1 < parallel.chunks and place + 1 not in here]
+    back = [place for place in at if place > 0 and place - 1 not in here]
+    for phase, chunks_ in (("forward", onward), ("backward", back)):
+        times = micro * len(chunks_)
+        yield Traffic("send", phase, times, times * output_bytes(config), part="stages")
+
+
+def _of_states(config: Config, stage: int, micro: int, partly: Size) -> Iterator[Traffic]:
+    """Gradients that are summed, and weights that are gathered, over ranks that hold the same.
+
+    Whole gradients are reduced once an iteration. What is split over ranks is scattered to them:
+    by Megatron's and nanotron's optimizers, and at DeepSpeed's stage 1, once; where gradients
+    themselves are split, with every micro-batch. Weights come back after the optimizer's step;
+    split themselves, they are gathered in every forward and in every backward pass.
+    """
+    parallel, each = config.parallel, recipe(config.run)
+    size = each.weight if parallel.sharder == "deepspeed" and parallel.zero else each.gradient
+    tables = stages_with_table(config)
+    own = table(config) if stage in tables and EMBEDDING not in config.run.frozen else 0
+    yield _over("all_reduce", "backward", "partial", each.gradient * partly, parallel.tp)
+    yield _over("all_reduce", "backward", "table", each.gradient * own, len(tables))
+    for expert, part in ((False, "weights"), (True, "experts")):
+        held = {kind: n for kind, n in parameters(config, stage).items() if kind.expert == expert}
+        gradients = size * sum(n for kind, n in held.items() if kind.trained)
+        ranks = parallel.expert_replicas if expert else parallel.dp * parallel.cp
+        ranks *= parallel.copies
+        if not parallel.zero:
+            yield _over("all_reduce", "backward", part, gradients, ranks)
+            continue
+        split = shard_ranks(config, expert)
+        times = micro if parallel.zero > 1 else 1
+        yield _over("reduce_scatter", "backward", part, gradients, split, times)
+        yield _over(
+            "all_reduce", "backward", part, Fraction(gradients, split), ranks // split, times
+        )
+        weights = sum(n * weight_bytes(config.run, kind) for kind, n in held.items())
+        phases = GATHERS.get((parallel.sharder, parallel.zero), GATHERS[parallel.zero])
+        for phase in phases:
+            times = 1 if phase == "step" else micro
+            yield _over("all_gather", phase, part, weights, split, times)
+
+
+# In which passes weights that are split over ranks are gathered, by level of ZeRO.
+GATHERS = {1: ("step",), 2: ("step",), 3: ("forward", "backward"), ("fsdp2", 2): ("forward",)}
+
+
+def _over(
+    collective: str, phase: str, part: str, size: Size, ranks: int, times: int = 1
+) -> Traffic:
+    """A collective of so many bytes over ranks."""
+    sent = ring_bytes(Move(collective, phase, size, ranks))
+    return Traffic(collective, phase, times, times * sent, part=part)
 
 
 def busiest_stage(config: Config) -> int:
@@ -144,21 +194,24 @@ class _Part(NamedTuple):
     """Layers of a kind, or an end: how many a rank holds, and the runs of each a micro-batch."""
 
     name: str
-    held: int
-    runs: int
     graph: Graph
+    held: int = 1
+    recomputed: int = 0
+    runs: int = 1
 
 
 def _parts(config: Config, stage: int) -> Iterator[_Part]:
     at = places(config.parallel, stage)
     several = len(kinds(config.model)) > 1
+    again = recomputed_on(config, stage)
     layers = Counter(kind for names in chunks(config, stage) for kind in names)
     for kind, number in layers.items():
-        yield _Part(kind if several else "layers", number, 1, layer_graph(config, kind=kind))
+        name = kind if several else "layers"
+        yield _Part(name, layer_graph(config, kind=kind), number, again[kind])
     if 0 in at:
-        yield _Part("table", 1, 1, embedding_graph(config))
+        yield _Part("table", embedding_graph(config))
     if config.parallel.chunks - 1 in at:
-        yield _Part("head", 1, 1 + config.model.mtp_layers, head_graph(config))
+        yield _Part("head", head_graph(config), runs=1 + config.model.mtp_layers)
 
 
 def _moves(graph: Graph, policy: Policy) -> Iterator[tuple[Move, str]]:

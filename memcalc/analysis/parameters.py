@@ -1,6 +1,6 @@
 """Parameters: the weights that the operations of a model own."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from math import prod
 
@@ -51,12 +51,12 @@ def held_of_experts(graph: Graph) -> Size:
     return sum(_local(op) for op in graph.ops if op.name in OF_EXPERTS)
 
 
-def partly_used(graph: Graph) -> Size:
+def partly_used(graph: Graph, frozen: Collection[str] = ()) -> Size:
     """Parameters that every tensor-parallel rank holds whole, and uses for a part of the tokens.
 
     Or for a part of the heads. Each has only a part of their gradients: Megatron-core,
     distributed/finalize_model_grads.py, sums these once an iteration. Not those of experts, which
-    other ranks share.
+    other ranks share, nor of frozen regions.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -70,7 +70,8 @@ def partly_used(graph: Graph) -> Size:
         prod(axis.local for axis in weight.axes)
         for op in graph.ops
         for weight in op.weights
-        if op.name not in OF_EXPERTS and not weight.shared and not _splits(weight.axes)
+        if op.name not in OF_EXPERTS and not {region.name for region in op.regions} & set(frozen)
+        if not weight.shared and not _splits(weight.axes)
         if any(_splits(each.axes) for each in op.outputs)
         or (graph.mesh.sequence_parallel and any(_splits(each.axes) for each in op.inputs))
     )

@@ -161,7 +161,7 @@ def states(config: Config, stage: int) -> list[Part]:
     def add(name: str, group: str, zero: int, sizes: dict[Kind, int], source: str = "") -> None:
         """A part of experts and one of all else, split from a level of ZeRO on."""
         for expert in (False, True):
-            shards = _shards(config, expert) if config.parallel.zero >= zero else 1
+            shards = shard_ranks(config, expert) if config.parallel.zero >= zero else 1
             mine = [kind for kind in sizes if kind.expert == expert]
             size = sum(sizes[kind] * -(-held[kind] // shards) for kind in mine)
             if size:
@@ -171,9 +171,7 @@ def states(config: Config, stage: int) -> list[Part]:
     if sharder == "fsdp2":
         add("weights", "weights", 2, dict.fromkeys(held, own))
     else:
-        narrow = 1 if run.fp8_params else each.weight
-        weights = {kind: narrow if kind in fp8 else each.weight for kind in held}
-        add("weights", "weights", 3, weights)
+        add("weights", "weights", 3, {kind: weight_bytes(run, kind) for kind in held})
     if run.precision == "fp8":
         size = sum(bytes_ * held[kind] for kind, bytes_ in fp8.items())
         name = "fp8 copies of linears' weights"
@@ -217,7 +215,7 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
         if each.master == 4 and each.gradient < 4 and parallel.sharder != "fsdp2":
             trained = [(kind, n) for kind, n in parameters(config, stage).items() if kind.trained]
             size = sum(
-                4 * -(-n // (_shards(config, kind.expert) if parallel.zero else 1))
+                4 * -(-n // (shard_ranks(config, kind.expert) if parallel.zero else 1))
                 for kind, n in trained
             )
             name = "fp32 gradients for the master weights"
@@ -242,8 +240,13 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
     return found
 
 
-def _shards(config: Config, expert: bool) -> int:
-    """Over how many ranks states are split."""
+def weight_bytes(run: Run, kind: Kind) -> int:
+    """The bytes of one parameter of a kind, as the passes use it."""
+    return 1 if run.fp8_params and kind.product == "linear" else recipe(run).weight
+
+
+def shard_ranks(config: Config, expert: bool) -> int:
+    """Over how many ranks the states of experts, or of all else, are split where they are."""
     parallel = config.parallel
     ranks = parallel.expert_replicas if expert else parallel.replicas
     if parallel.replicas == 1:

@@ -5,6 +5,7 @@ from memcalc.analysis import communication
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
+from memcalc.config.parallel import SHARDERS, ZERO
 from memcalc.report import Column, Report
 
 # What a part of an iteration is, where its name does not say it.
@@ -12,8 +13,12 @@ PARTS = {
     "table": "table: the embedding's; gradients of copies on other stages are summed with its own",
     "partial": "partial: gradients of what every tensor-parallel rank holds whole and uses for a "
     "part of the tokens or heads, as norms; summed once an iteration",
-    "weights": "weights, experts: gradients, summed once over the ranks that hold the same",
 }
+WHOLE = "weights, experts: gradients, summed once over the ranks that hold the same"
+SPLIT = (
+    "weights, experts: gradients scattered to ranks that split {}, and weights gathered from them "
+    "({}; a framework may keep some gathered); step: after the optimizer's"
+)
 
 
 def comm(config: Config) -> Report:
@@ -46,6 +51,9 @@ def comm(config: Config) -> Report:
     )
     parts = {traffic.part for traffic in scopes["iteration"]}
     lines += tuple(said for part, said in PARTS.items() if part in parts)
+    if "weights" in parts:
+        split = SPLIT.format(ZERO[config.parallel.zero], SHARDERS[config.parallel.sharder])
+        lines += (split if config.parallel.zero else WHOLE,)
     if config.parallel.sp and config.parallel.tp > 1:
         lines += (
             "the gathers overlapped with the data gradient are those that sequence parallelism "

@@ -11,6 +11,7 @@ from memcalc.cli.options import (
     KERNELS,
     PIPELINE,
     RUN,
+    SHARDS,
     SHOW,
     configure,
     model,
@@ -21,7 +22,7 @@ from memcalc.cli.options import (
 
 @click.command()
 @model
-@options(*RUN, "global_batch_size", *PIPELINE, "dp", *CHOICES, *KERNELS, *SHOW)
+@options(*RUN, "global_batch_size", *PIPELINE, *SHARDS, *CHOICES, *KERNELS, *SHOW)
 def comm(model: str, format_: str | None, output: Path | None, **settings: Any) -> None:
     """Collectives of a layer and of an iteration, with the bytes that one rank sends.
 
@@ -30,5 +31,6 @@ def comm(model: str, format_: str | None, output: Path | None, **settings: Any) 
       memcalc comm 175b
       memcalc comm 175b --sp --format json
       memcalc comm llama-3-70b --tp 8 --sp --pp 4 --dp 2 --global-batch-size 128
+      memcalc comm llama-3-8b --dp 8 --zero 3 --sharder fsdp2 --global-batch-size 64
     """
     show(memcalc.comm(configure(model, settings)), format_, output)

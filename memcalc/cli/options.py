@@ -211,10 +211,11 @@ PIPELINE = (
     *("pp", "vpp", "schedule", "microbatch_group_size", "layout", "first_stage_layers"),
     *("last_stage_layers", "embedding_as_layer", "loss_as_layer"),
 )
-STATES = (
-    *("dp", "zero", "sharder", "shard_copies", "distributed_optimizer", "optimizer"),
-    *("main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
+SHARDS = (
+    *("dp", "zero", "sharder", "shard_copies", "distributed_optimizer", "main_grads"),
+    *("fp8_params", "frozen"),
 )
+STATES = (*SHARDS, "optimizer", "main_params", "moments", "bucket")
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
 SHOW = ("format", "output")
