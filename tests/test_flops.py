@@ -145,3 +145,30 @@ class TestIteration:
             (row,) = memcalc.flops(config, iteration_time=1.0).records()
             assert row["hfu_printed_percent"] is None
             assert row["hfu_percent"] is not None
+
+
+def test_frozen_weights_need_no_gradient():
+    """Backward multiplies with them once, for the gradient of their input."""
+    whole, frozen = (
+        flops.iteration(load("llama-3-8b", seq_length=4096, frozen=words))
+        for words in ((), ("mlp",))
+    )
+    assert whole.backward - frozen.backward == 32 * 3 * 2 * 4096 * 4096 * 14336
+    assert whole.forward == frozen.forward
+
+
+def test_scores_beyond_a_window_are_named(memcalc):
+    """Of s^2 scores a window of w leaves 2sw - w^2, where a causal mask saves none."""
+    config = load("gemma-3-27b", seq_length=32768)
+    s, w, heads, d = 32768, 1024, 32, 128
+    assert flops.beyond_windows(config) == 52 * 4 * heads * d * (s - w) ** 2
+    assert flops.beyond_windows(load("gemma-3-27b", seq_length=w)) == 0
+    notes = memcalc("flops gemma-3-27b -s 32768 --format json").document["notes"]
+    assert any("sliding windows hide run 30.0 % less" in note for note in notes)
+
+
+def test_an_early_stop_is_said_of_what_torch_recomputes(memcalc):
+    line = "flops llama-3-8b -s 4096 --recompute full --implementation {} --format json"
+    for name, said in (("transformers-sdpa", True), ("megatron", False)):
+        notes = memcalc(line.format(name)).document["notes"]
+        assert any("stops early by default" in note for note in notes) == said

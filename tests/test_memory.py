@@ -167,6 +167,17 @@ class TestFits:
         assert memcalc(f"{line} --budget a100-80gb").status == 0
         assert memcalc(f"{line} --budget v100").status == 1
 
+    def test_what_fits_by_allocated_bytes_alone_is_said(self, memcalc):
+        line = "memory llama-3-8b -s 4576 -b 4 --tp 2 --sp --dp 4 --zero 1 --gpu h100 --format json"
+        (tight,) = (n for n in memcalc(line).document["notes"] if n.startswith("fits"))
+        assert "by allocated bytes alone: with what is estimated beside them it does" in tight
+        (roomy,) = (
+            note
+            for note in memcalc(line.replace("4576", "2048")).document["notes"]
+            if note.startswith("fits")
+        )
+        assert "alone" not in roomy
+
     def test_sizes_read_as_written(self, memcalc):
         """80GB is 8e10 bytes, 80GiB is 80 * 2^30."""
         for size, expected in (("80GB", 8 * 10**10), ("80GiB", 80 * 2**30), ("0.5 TiB", 2**39)):

@@ -1,10 +1,12 @@
 """FLOPs of matrix products, a multiply-add being two, over all ranks and each product once.
 
 Conventions: no causal discount unless it is asked for; backward is two products for each of
-forward's; what a flash kernel's own backward computes again is not counted.
+forward's, but one where a frozen weight needs no gradient; what a flash kernel's own backward
+computes again is not counted.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ from memcalc.analysis.activations import cached_tensors, outermost
 from memcalc.analysis.stages import recomputed_layers
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import kinds, layer_graph
+from memcalc.blocks.layer import kind_of, kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.config.recompute import Policy
@@ -30,15 +32,17 @@ class Flops(NamedTuple):
     Attributes:
         forward: Of the forward pass.
         recomputed: Of what backward runs again.
+        frozen: Of forward's products with weights that are not trained.
     """
 
     forward: Size
     recomputed: Size
+    frozen: Size = 0
 
     @property
     def backward(self) -> Size:
         """Of the backward pass, without what it runs again."""
-        return BACKWARD_PER_FORWARD * self.forward
+        return BACKWARD_PER_FORWARD * self.forward - self.frozen
 
     @property
     def model(self) -> Size:
@@ -132,29 +136,62 @@ def _until_the_last_save(ops: list[Op]) -> list[Op]:
     return ops[: last + its_own]
 
 
-def layer(config: Config, causal: bool = False, kind: str | None = None) -> Flops:
+def layer(
+    config: Config, causal: bool = False, kind: str | None = None, early_stop: bool = False
+) -> Flops:
     """FLOPs of one layer for one micro-batch; by default of the kind that there is most of."""
-    graph = layer_graph(config, kind=kind)
-    return Flops(forward(graph, causal), recomputed(graph, config.run.policy, causal))
+    graph, run = layer_graph(config, kind=kind), config.run
+    again = recomputed(graph, run.policy, causal, early_stop)
+    return Flops(forward(graph, causal), again, _of_frozen(graph, run.frozen))
 
 
-def iteration(config: Config, causal: bool = False) -> Flops:
+def iteration(config: Config, causal: bool = False, early_stop: bool = False) -> Flops:
     """FLOPs of an iteration: all layers and the ends, for all micro-batches of all ranks.
 
     A table of words has no products; the patches of an image have. Every layer that predicts
-    further tokens has a head.
+    further tokens has a head. The arguments are those of ``forward`` and ``recomputed``.
 
     >>> from memcalc.config import load
     >>> f"{iteration(load('530b')).model:.4e}"
     '1.8522e+18'
     """
     times = config.microbatches * config.parallel.dp
-    layers = {kind: layer(config, causal, kind) for kind in kinds(config.model)}
-    passes = sum(n * layers[kind].forward for kind, n in kinds(config.model).items())
+    layers = {kind: layer(config, causal, kind, early_stop) for kind in kinds(config.model)}
     again = sum(n * layers[kind].recomputed for kind, n in recomputed_layers(config).items())
+    parts = [(n, layers[kind]) for kind, n in kinds(config.model).items()]
     heads = 1 + config.model.mtp_layers
-    ends = forward(embedding_graph(config), causal) + heads * forward(head_graph(config), causal)
-    return Flops(times * (passes + ends), times * again)
+    for n, graph in ((1, embedding_graph(config)), (heads, head_graph(config))):
+        parts.append((n, Flops(forward(graph, causal), 0, _of_frozen(graph, config.run.frozen))))
+    return Flops(
+        times * sum(n * part.forward for n, part in parts),
+        times * again,
+        times * sum(n * part.frozen for n, part in parts),
+    )
+
+
+def beyond_windows(config: Config, causal: bool = False) -> Size:
+    """FLOPs of an iteration's forward pass for scores that sliding windows hide.
+
+    Of s x s scores that a whole causal layer has, in the convention that counts it twice, a window
+    of w tokens leaves 2sw - w^2.
+
+    >>> from memcalc.config import load
+    >>> config = load("gemma-3-27b", seq_length=32768)
+    >>> round(float(beyond_windows(config) / iteration(config).forward), 2)
+    0.3
+    """
+    model, s = config.model, config.run.seq_length
+    w = model.sliding_window
+    if w is None or w >= s:
+        return 0
+    pattern = model.window_layers or (1,) * model.layers
+    windowed = Counter(kind_of(model, i) for i, there in enumerate(pattern) if there)
+    core = {
+        kind: sum(_flops(op, causal) for op in layer_graph(config, kind=kind).ops if op.causal)
+        for kind in windowed
+    }
+    hidden = sum(n * core[kind] for kind, n in windowed.items()) * Fraction((s - w) ** 2, s**2)
+    return config.microbatches * config.parallel.dp * hidden
 
 
 def percent_of_peak(
@@ -199,6 +236,11 @@ def printed_hardware(config: Config) -> Fraction:
     letters = paper.exact({**symbols.values(config), "B": config.sequences})
     found: Fraction = paper.EQUATIONS[8](letters)
     return found
+
+
+def _of_frozen(graph: Graph, frozen: Collection[str]) -> Size:
+    """FLOPs of products with weights of frozen regions, which backward needs once, not twice."""
+    return sum(op.flops for op in graph.ops if op.weights and op.is_in(frozen))
 
 
 def _flops(op: Op, causal: bool) -> Size:

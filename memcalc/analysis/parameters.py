@@ -70,7 +70,7 @@ def partly_used(graph: Graph, frozen: Collection[str] = ()) -> Size:
         prod(axis.local for axis in weight.axes)
         for op in graph.ops
         for weight in op.weights
-        if op.name not in OF_EXPERTS and not {region.name for region in op.regions} & set(frozen)
+        if op.name not in OF_EXPERTS and not op.is_in(frozen)
         if not weight.shared and not _splits(weight.axes)
         if any(_splits(each.axes) for each in op.outputs)
         or (graph.mesh.sequence_parallel and any(_splits(each.axes) for each in op.inputs))

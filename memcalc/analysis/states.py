@@ -280,7 +280,7 @@ def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
     graph = ends[name](config) if name in ends else layer_graph(config, kind=name)
     found: Counter[Kind] = Counter()
     for op in graph.ops:
-        trained = not {region.name for region in op.regions} & set(config.run.frozen)
+        trained = not op.is_in(config.run.frozen)
         for weight in (each for each in op.weights if not each.shared):
             matrix = name not in ends and weight.name.endswith(".weight") and op.kind in PRODUCTS
             kind = Kind(op.name in OF_EXPERTS, op.kind if matrix else "", trained)

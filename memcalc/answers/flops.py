@@ -1,5 +1,6 @@
 """``flops``: the FLOPs of an iteration, or of one layer, and the utilisation that they mean."""
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 from memcalc import symbols
@@ -13,6 +14,7 @@ from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
 
 SCOPES = ("iteration", "layer")
+OF_TORCH = ("torch", "transformers")  # whose recomputation is torch.utils.checkpoint's
 
 
 def flops(
@@ -86,6 +88,7 @@ def flops(
             *notes(config),
             _scope_note(config, scope),
             *_conventions(config, causal, printed is not None),
+            *_not_run(config, scope, causal, done),
             *_gpu_note(config, gpus, mfu),
         ),
     )
@@ -143,6 +146,24 @@ def _scope_note(config: Config, scope: str) -> str:
         one = f"one {usual_kind(config.model)} layer" if several else "one layer"
         return f"{one}, one micro-batch, all tensor-parallel ranks together"
     return f"all layers and the head, over all ranks; {batch_note(config)}"
+
+
+def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Iterator[str]:
+    """What is counted, and some kernels or frameworks leave out."""
+    if config.run.frozen:
+        yield "frozen weights: backward has one product for each of theirs, not two"
+    early = getattr(count, scope)(config, causal, early_stop=True).recomputed
+    if config.run.implementation.name.startswith(OF_TORCH) and early < done.recomputed:
+        yield (
+            "torch.utils.checkpoint stops early by default: then "
+            f"{float(100 * early / done.recomputed):.1f} % of what is recomputed here runs"
+        )
+    hidden = count.beyond_windows(config, causal) if scope == "iteration" else 0
+    if hidden:
+        yield (
+            "kernels that leave out what sliding windows hide run "
+            f"{float(100 * hidden / done.forward):.1f} % less forward, and of the model's FLOPs"
+        )
 
 
 def _conventions(config: Config, causal: bool, printed: bool) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from memcalc.analysis.states import copies, recipe
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
-from memcalc.config.gpus import gpu
+from memcalc.config.gpus import gpu, is_gpu
 from memcalc.config.parallel import SHARDERS, ZERO
 from memcalc.config.pipeline import SCHEDULES
 from memcalc.config.run import UNBALANCED
@@ -77,7 +77,7 @@ def memory(
     lines += _beside_note(config, held)
     if explain:
         lines += [f"{name}: {what}" for name, what in CERTAINTIES.items()]
-    lines += _fit_notes(held, [room for room in (capacity, limit) if room is not None])
+    lines += _fit_notes(config, held, [room for room in (capacity, limit) if room is not None])
     body = _parts(config, held, peaks) if explain else _stages(config, held, capacity)
     return Report(
         "memory",
@@ -313,14 +313,17 @@ def _beside_note(config: Config, held: Sequence[StageMemory]) -> Iterator[str]:
     )
 
 
-def _fit_notes(held: Sequence[StageMemory], rooms: Sequence[Room]) -> Iterator[str]:
+def _fit_notes(config: Config, held: Sequence[StageMemory], rooms: Sequence[Room]) -> Iterator[str]:
     """Whether the stages fit, and by how much."""
     worst = max(held, key=lambda stage: stage.peak.bytes)
     for room in rooms:
         free = room.bytes - worst.peak.bytes
         stage = f"stage {worst.stage}, {worst.peak.name}"
         if free >= 0:
-            yield f"fits {room.name}: {format_bytes(free)} are free at the highest peak ({stage})"
+            line = f"fits {room.name}: {format_bytes(free)} are free at the highest peak ({stage})"
+            if is_gpu(room.name) and on_driver(config, worst) > room.bytes:
+                line += "; by allocated bytes alone: with what is estimated beside them it does not"
+            yield line
         else:
             short = sum(each.peak.bytes > room.bytes for each in held)
             yield (

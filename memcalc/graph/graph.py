@@ -1,6 +1,6 @@
 """Tensor, Op and Graph: what running a block's forward pass records."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import NamedTuple
@@ -161,6 +161,10 @@ class Op(NamedTuple):
     scratch: Scratch = Scratch()
     in_place: bool = False
     holds: Sequence[Tensor] = ()
+
+    def is_in(self, names: Collection[str]) -> bool:
+        """Whether it is in a region of one of these names."""
+        return any(region.name in names for region in self.regions)
 
 
 class Graph:
