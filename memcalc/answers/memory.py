@@ -235,9 +235,7 @@ def _setting_notes(config: Config) -> Iterator[str]:
         )
     yield (
         f"a parameter takes {each.weight} bytes, its gradient {each.gradient}, {run.optimizer} "
-        f"{each.optimizer}; data-parallel ranks split {ZERO[parallel.zero]}"
-        + (f" ({SHARDERS[parallel.sharder]})" if parallel.zero else "")
-        + (f", in {parallel.shard_copies} copies" if parallel.shard_copies > 1 else "")
+        f"{each.optimizer}; {_split(config)}"
     )
     if run.optimizer == "muon":
         yield "not counted: what muon's step works with, a few copies of one matrix at a time"
@@ -250,6 +248,22 @@ def _setting_notes(config: Config) -> Iterator[str]:
             f"the ranks of a stage, {ranks}, are fewer than its experts are spread over, "
             f"{parallel.ep * parallel.expert_tp}: give --dp, over which states may be split"
         )
+
+
+def _split(config: Config) -> str:
+    """What data-parallel ranks split, and who does it; one rank has nobody to split it with."""
+    parallel, experts = config.parallel, config.model.experts
+    what = ZERO[parallel.zero]
+    if parallel.zero == 0:
+        return f"data-parallel ranks split {what}"
+    who = SHARDERS[parallel.sharder]
+    if parallel.replicas == 1 and not (experts and parallel.expert_replicas > 1):
+        return (
+            f"nothing is split: there is one data-parallel rank (--dp); several would split {what} "
+            f"({who})"
+        )
+    copies_ = f", in {parallel.shard_copies} copies" if parallel.shard_copies > 1 else ""
+    return f"data-parallel ranks split {what} ({who}){copies_}"
 
 
 def _under_imbalance(config: Config, held: Sequence[StageMemory]) -> dict[float, tuple[int, ...]]:

@@ -326,6 +326,8 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
     if "precision" not in said:
         assumed.append("bf16 activations")
     _shard(said)
+    if said.get("zero") and "dp" not in said:
+        assumed.append("one data-parallel rank")
     if "environment" in said:
         said["environment"] = environment(said["environment"])
     kernels = _implementation(said)
