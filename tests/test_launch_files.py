@@ -812,6 +812,76 @@ class TestRunFiles:
             "activation_checkpointing does not say what is recomputed: choose with --recompute",
         )
 
+    @pytest.mark.parametrize(
+        ("section", "said", "lines"),
+        [
+            ("zero_optimization", {"stage": 3, "foo": 1}, ["know it: zero_optimization.foo"]),
+            (
+                "zero_optimization",
+                {"stage": 3, "zero_hpz_partition_size": 8, "mics_shard_size": 4},
+                ["size is not modelled: more than counted"] * 2,
+            ),
+            (
+                "zero_optimization",
+                {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True},
+                ["is not modelled: more than counted: quantized copies"] * 2,
+            ),
+            (
+                "zero_optimization",
+                {"stage": 3, "stage3_param_persistence_threshold": 1e6},
+                ["stage3_param_persistence_threshold is not modelled: more than counted"],
+            ),
+            (  # DeepSpeed's defaults, and what moves no byte
+                "zero_optimization",
+                {
+                    "stage": 3,
+                    "zero_hpz_partition_size": 1,
+                    "mics_shard_size": -1,
+                    "stage3_max_live_parameters": 1e9,
+                    "stage3_max_reuse_distance": 1e9,
+                    "stage3_prefetch_bucket_size": "auto",
+                    "sub_group_size": 1e9,
+                    "stage3_param_persistence_threshold": 100000,
+                    "overlap_comm": True,
+                    "stage3_gather_16bit_weights_on_model_save": True,
+                    "round_robin_gradients": True,
+                    "ignore_unused_parameters": True,
+                    "elastic_checkpoint": True,
+                    "load_from_fp32_weights": True,
+                },
+                [],
+            ),
+            (  # of stage 3 alone
+                "zero_optimization",
+                {"stage": 2, "stage3_max_live_parameters": 10, "zero_hpz_partition_size": 8},
+                [],
+            ),
+            ("zero_optimization", {"stage": 2, "overlap_comm": True}, ["a second bucket"]),
+            (
+                "zero_optimization",
+                {"stage": 2, "cpu_offload": True},
+                ["offload_optimizer is not modelled: less"],
+            ),
+            ("zero_optimization", {"stage": 0, "overlap_comm": True}, []),
+            ("bf16", {"enabled": True, "foo": 1}, ["know it: bf16.foo"]),
+            ("data_types", {"grad_accum": "fp32"}, ["know it: data_types.grad_accum"]),
+            ("fp16", {"enabled": False, "loss_scale": 0, "hysteresis": 2}, []),
+            ("torch_autocast", {"enabled": True}, ["more than counted: weights stay in fp32"]),
+            ("torch_autocast", {"enabled": False}, []),
+            ("aio", {"block_size": 1048576}, []),
+        ],
+    )
+    def test_what_a_section_says_and_is_not_modelled_is_named(self, write, section, said, lines):
+        """Keys and defaults: DeepSpeed 0.18.2, runtime/zero/config.py, precision_config.py."""
+        warnings = load("gpt2", write(DEEPSPEED | {section: said}, "ds.json"), dp=2).warnings
+        assert len(warnings) == len(lines)
+        assert all(any(line in warning for warning in warnings) for line in lines)
+
+    def test_checkpointings_keys_are_known(self, write):
+        run = {"activation_checkpointing": {"contiguous_memory_optimization": True, "foo": 1}}
+        unknown, _ = load("gpt2", write(DEEPSPEED | run, "ds.json")).warnings
+        assert unknown.endswith("does not know it: activation_checkpointing.foo")
+
     def test_the_command_line_is_heard_before_the_run_file_and_that_before_the_models(self, write):
         run = write(f"torchrun x.py {TOY} --tensor-model-parallel-size 2", "run.sh")
         config = load("22b", run, micro_batch_size=4)

@@ -77,6 +77,15 @@ def lines(
     return found
 
 
+def off(value: Any) -> bool:
+    """Whether a value is a section that is turned off.
+
+    >>> off({"enabled": False, "x": 1}), off({"x": 1})
+    (True, False)
+    """
+    return isinstance(value, dict) and value.get("enabled") is False
+
+
 def precision(content: Mapping[str, Any]) -> str | None:
     """The precision that DeepSpeed's sections ``bf16`` (or ``bfloat16``) and ``fp16`` enable.
 
@@ -143,16 +152,6 @@ def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
             f"optimizer {shown(str(name))} is not modelled: Adam's states are counted"
         )
     return {"optimizer": found or "adam"}
-
-
-def offloads(content: Mapping[str, Any]) -> list[str]:
-    """A line for each of DeepSpeed's offloads, of which states are counted on the GPU."""
-    zero = section(content, "zero_optimization")
-    return [
-        f"{key} is not modelled: less is kept on the GPU than counted"
-        for key in ("offload_optimizer", "offload_param")
-        if section(zero, key).get("device", "none") != "none"
-    ]
 
 
 def batch(

@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
-from memcalc.config.readers import keys
+from memcalc.config.readers import deepspeed, keys
 from memcalc.config.readers.shell import shown
 from memcalc.errors import ConfigError, InputError
 
@@ -85,7 +85,7 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     said = _underscored(content)
     assumed = keys.zero(said)
     settings, accumulation = _run(said)
-    unmodelled = _lines(said) + keys.offloads(said)
+    unmodelled = _lines(said)
     settings |= keys.sharding(said, settings.get("precision"))
     settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
     settings |= _recompute(said, unmodelled)
@@ -265,10 +265,10 @@ def _attentions(config: Any) -> set[str]:
 
 
 def _lines(said: Mapping[str, Any]) -> list[str]:
-    set_ = {key: value for key, value in said.items() if not _off(value)}
+    set_ = {key: value for key, value in said.items() if not keys.off(value)}
     known = [key for key in set_ if key.startswith((*FAMILIES, *MORE_FAMILIES))]
-    return keys.lines(set_, UNMODELLED, (*USED, *SIZES, *HARMLESS, *known))
-
-
-def _off(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("enabled") is False
+    zero = keys.section(said, "zero_optimization")
+    if keys.count(said, "pipe_parallel_size"):
+        zero.pop("overlap_comm", None)  # DeepSpeed turns it off in a pipeline
+    more = deepspeed.lines({**said, "zero_optimization": zero})
+    return keys.lines(set_, UNMODELLED, (*USED, *SIZES, *HARMLESS, *known)) + more
