@@ -11,6 +11,7 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Run, load
+from memcalc.config.config import configure
 from memcalc.config.readers.megatron import read_yaml
 from memcalc.errors import ConfigError
 
@@ -265,14 +266,39 @@ class TestMegatron:
         assert source.settings["optimizer"] == "muon"
         assert source.settings["shard_copies"] == 2
 
-    def test_megatron_fsdp(self):
+    @pytest.mark.parametrize("name", ["use_megatron_fsdp", "use_custom_fsdp"])
+    def test_megatron_fsdp(self, name):
         source = self.read(
             bf16=True,
-            use_megatron_fsdp=True,
             use_distributed_optimizer=True,
             data_parallel_sharding_strategy="optim_grads_params",
+            **{name: True},
         )
         assert source.settings["zero"] == 3
+
+    @pytest.mark.parametrize(
+        ("said", "zero"),
+        [
+            ({}, 3),
+            ({"torch_fsdp2_no_reshard_after_forward": True}, 2),
+            ({"torch_fsdp2_reshard_after_forward": "auto"}, 3),
+            ({"torch_fsdp2_reshard_after_forward": "false"}, 2),
+            ({"torch_fsdp2_reshard_after_forward": "4"}, 3),
+        ],
+    )
+    def test_pytorchs_fsdp2(self, said, zero):
+        """Megatron-core, distributed/torch_fully_sharded_data_parallel.py, splits bf16 weights.
+
+        2 bytes, 2 of their gradients, 4 of the optimizer's fp32 copies and 8 of moments: as many
+        as fsdp2's fp32 shards, gradients and moments, whatever gradients are reduced in.
+        """
+        given = {"bf16": True, "grad_reduce_in_bf16": True, "padded_vocab_size": 1024}
+        source = self.read(use_torch_fsdp2=True, **given, **said)
+        config = configure(source, {"dp": 8})
+        assert (config.parallel.zero, config.parallel.sharder) == (zero, "fsdp2")
+        assert sum(by_group(config)) == 16 * whole(config) // 8
+        lines = [line for line in source.unmodelled if "after-forward 4" in line]
+        assert len(lines) == (said.get("torch_fsdp2_reshard_after_forward") == "4")
 
     def test_a_batch_of_the_run_is_a_recipe(self):
         assert recipe(Run(seq_length=1, optimizer="sgd")).total == 14

@@ -31,6 +31,7 @@ from memcalc.config.readers.megatron_names import (
     NOTHING,
     OPTIMIZERS,
     POSITIONS,
+    RESHARDING,
     SHARDING,
     SIZES,
     TELLING,
@@ -476,9 +477,11 @@ def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
         "shard_copies": said.count("num-distributed-optimizer-instances"),
         "fp8_params": said.flag("fp8-param-gather") or None,
     }
-    if said.flag("use-megatron-fsdp"):
+    if said.flag("use-megatron-fsdp") or said.flag("use-custom-fsdp"):
         strategy = said.word("data-parallel-sharding-strategy", SHARDING)
         settings |= {"distributed_optimizer": None, "zero": int(strategy or 0)}
+    if said.flag("use-torch-fsdp2"):
+        return settings | {"shard_copies": None, "zero": _resharding(said), "sharder": "fsdp2"}
     if settings["shard_copies"] is not None and not (
         settings["distributed_optimizer"] or settings.get("zero")
     ):
@@ -501,6 +504,20 @@ def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
         "main_params": "remainder" if remainder else main,
         "moments": max(moments, key=lambda name: MOMENTS.get(name, 0)),
     }
+
+
+def _resharding(said: _Arguments) -> int:
+    """The level of ZeRO that PyTorch's FSDP2 is: 2 where gathered weights stay after forward."""
+    if said.flag("torch-fsdp2-no-reshard-after-forward"):
+        return 2
+    name = "torch-fsdp2-reshard-after-forward"
+    if re.fullmatch(r"[0-9]{1,9}", said.text(name) or ""):
+        said.unmodelled.append(
+            f"--{name} {said.text(name)} is not modelled: more than counted, for weights stay "
+            "split over fewer ranks after forward"
+        )
+        return 3
+    return int(said.word(name, RESHARDING) or 3)
 
 
 def _chunks(said: _Arguments, layers: int | None, settings: Mapping[str, Any]) -> int | None:
