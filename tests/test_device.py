@@ -133,6 +133,19 @@ class TestBuffers:
         config = llama(environment=Environment(fused_gradients=False))
         assert "dummy gradients of weights" not in named(buffers.lasting(config, 0))
 
+    @pytest.mark.parametrize("sharder", ["deepspeed", "fsdp2", "nanotron"])
+    def test_what_is_megatrons_own_is_not_there_where_another_splits_states(self, sharder):
+        """Layers of Megatron-core's work in its global buffer whoever runs the step."""
+        settings = {"tp": 2, "sp": True, "pp": 2, "dp": 2, "global_batch_size": 8}
+        other = {"zero": 1, "sharder": sharder} if sharder != "fsdp2" else {"sharder": sharder}
+        theirs, ours = llama(**settings, zero=1), llama(**settings, **other)
+        gone = {part.name for part in buffers.lasting(theirs, 1)}
+        gone -= {part.name for part in buffers.lasting(ours, 1)}
+        assert gone == {"dummy gradients of weights"}
+        assert buffers.between_steps(theirs, 1)
+        assert buffers.in_a_pass(theirs, 1, "forward")
+        assert buffers.between_steps(ours, 1) == buffers.in_a_pass(ours, 1, "forward") == []
+
     def test_the_head_gathers_into_a_buffer_of_its_own_stage(self):
         config = llama(tp=2, sp=True, pp=2)
         sizes = [
