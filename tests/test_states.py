@@ -206,6 +206,7 @@ class TestSharding:
         [
             ({"zero": 4}, "zero must be 0, 1, 2 or 3"),
             ({"zero": 2, "sharder": "nanotron"}, "nanotron splits"),
+            ({"zero": 3, "sharder": "megatron"}, "megatron splits .* zero 3 is of sharder deepsp"),
             ({"zero": 1, "sharder": "fsdp2"}, "zero 3; 2 where"),
             ({"sharder": "fsdp"}, "did you mean 'fsdp2'"),
             ({"zero": 2, "distributed_optimizer": True}, "zero 1 of sharder megatron"),
@@ -274,7 +275,7 @@ class TestMegatron:
             data_parallel_sharding_strategy="optim_grads_params",
             **{name: True},
         )
-        assert source.settings["zero"] == 3
+        assert (source.settings["zero"], source.settings["sharder"]) == (3, "megatron-fsdp")
 
     @pytest.mark.parametrize(
         ("said", "zero"),
@@ -317,6 +318,55 @@ def test_deepspeed_files_say_what_is_split(tmp_path):
     lines = " ".join(config.unmodelled)
     assert "offload_optimizer is not modelled" in lines
     assert "optimizer Lamb is not modelled" in lines
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_deepspeed_sums_gradients_in_the_weights_type(tmp_path, stage, precision):
+    """DeepSpeed 0.18.2, runtime/engine.py: get_data_types, however the run is described."""
+    named, auto = tmp_path / "named.json", tmp_path / "auto.json"
+    zero = f'{{"zero_optimization": {{"stage": {stage}}}, '
+    said = "" if precision == "fp32" else f'"{precision}": {{"enabled": true}}, '
+    named.write_text(zero + said + '"train_batch_size": "auto"}')
+    auto.write_text(zero + '"bf16": {"enabled": "auto"}}')
+    settings = {} if precision != "fp32" else {"precision": precision}
+    runs = [
+        load("gpt2", run=named, dp=8, **settings),
+        load("gpt2", run=auto, dp=8, precision=precision),
+        load("gpt2", dp=8, zero=stage, sharder="deepspeed", precision=precision),
+    ]
+    for config in runs:
+        assert (config.parallel.zero, config.parallel.sharder) == (stage, "deepspeed")
+        assert config.run.main_grads == precision
+        older = "bf16 gradients (DeepSpeed from 0.18 on)"
+        assert (older in config.assumed) == (precision == "bf16" and stage == 0)
+
+
+def test_a_type_of_gradients_that_is_said_is_heard(tmp_path):
+    """With stage 1 DeepSpeed 0.18.2's bf16_optimizer.py sums bf16 gradients into fp32 ones."""
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, '
+        '"data_types": {"grad_accum_dtype": "fp32"}}'
+    )
+    config = load("gpt2", run=file, dp=8)
+    assert config.run.main_grads == "fp32"
+    assert any("gradients of a pass are kept in bf16 too" in line for line in config.unmodelled)
+    assert load("gpt2", run=file, dp=8, main_grads="bf16").run.main_grads == "bf16"
+
+
+def test_zero_2_and_3_alone_are_deepspeeds(tmp_path):
+    for zero in (2, 3):
+        config = load("llama-3-8b", dp=8, zero=zero)
+        assert config.parallel.sharder == "deepspeed"
+        assert f"sharder deepspeed (zero {zero})" in config.assumed
+    assert load("llama-3-8b", dp=8, zero=1).parallel.sharder == "megatron"
+    assert load("llama-3-8b", dp=8, sharder="megatron-fsdp").parallel.zero == 3
+    file = tmp_path / "z0.json"
+    file.write_text('{"zero_optimization": {"stage": 0}}')
+    config = load("llama-3-8b", run=file, dp=8, zero=3)
+    assert (config.parallel.zero, config.parallel.sharder) == (3, "deepspeed")
+    assert not any("sharder" in line for line in config.assumed)
 
 
 class TestOverrides:

@@ -102,7 +102,7 @@ def steps_with_megatron(config: Config) -> bool:
 
     Products add to a gradient only where it stands in such a buffer (``main_grad``).
     """
-    return is_megatron(config) and config.parallel.sharder == "megatron"
+    return is_megatron(config) and config.parallel.sharder in ("megatron", "megatron-fsdp")
 
 
 def has_te(config: Config) -> bool:

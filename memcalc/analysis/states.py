@@ -27,6 +27,7 @@ PRODUCTS = ("linear", "router")  # operations that multiply with a matrix
 # Where a framework keeps its weights, gradients and states.
 STATES = {
     "megatron": "Megatron-core param_and_grad_buffer.py, optimizer.py, distrib_optimizer.py",
+    "megatron-fsdp": "Megatron-core distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py",
     "deepspeed": "DeepSpeed runtime/zero/stage_1_and_2.py, stage3.py",
     "fsdp2": "PyTorch distributed/fsdp/_fully_shard/_fsdp_param.py",
     "nanotron": "nanotron optim/zero.py, optim/gradient_accumulator.py",

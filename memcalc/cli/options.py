@@ -83,7 +83,9 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         "too (3).  [default: 0]",
     ),
     "sharder": click.option(
-        "--sharder", type=click.Choice(list(SHARDERS)), help="Who splits.  [default: megatron]"
+        "--sharder",
+        type=click.Choice(list(SHARDERS)),
+        help="Who splits.  [default: megatron, of --zero 2 and 3 deepspeed]",
     ),
     "shard_copies": click.option(
         "--shard-copies",
@@ -103,7 +105,7 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     "main_grads": click.option(
         "--main-grads",
         type=click.Choice(list(MAIN_GRADS)),
-        help="Type in which gradients are summed.  [default: fp32]",
+        help="Type in which gradients are summed.  [default: fp32, DeepSpeed's as weights']",
     ),
     "main_params": click.option(
         "--main-params",

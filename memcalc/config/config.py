@@ -325,7 +325,7 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
         assumed.append("no tensor parallelism")
     if "precision" not in said:
         assumed.append("bf16 activations")
-    _shard(said)
+    assumed += _shard(said)
     if said.get("zero") and "dp" not in said:
         assumed.append("one data-parallel rank")
     if "environment" in said:
@@ -388,8 +388,13 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
 
 
-def _shard(said: dict[str, Any]) -> None:
-    """What Megatron's word for its own sharding, or PyTorch's name alone, means in ``zero``."""
+def _shard(said: dict[str, Any]) -> list[str]:
+    """What words for sharding mean that say less than all, and what is assumed of them.
+
+    DeepSpeed sums gradients in the weights' type, if nothing else is said (0.18.2,
+    runtime/engine.py: get_data_types); up to 0.17 in fp32, where it splits nothing of bf16.
+    """
+    assumed = []
     distributed = said.pop("distributed_optimizer", None)
     if distributed is not None:
         fields.flag("distributed_optimizer", distributed)
@@ -399,8 +404,17 @@ def _shard(said: dict[str, Any]) -> None:
         )
     if distributed:
         said |= {"zero": 1, "sharder": "megatron"}
-    elif said.get("sharder") == "fsdp2":
+    elif said.get("sharder") in ("fsdp2", "megatron-fsdp"):
         said.setdefault("zero", 3)
+    elif said.get("zero") in (2, 3) and "sharder" not in said:
+        said["sharder"] = "deepspeed"
+        assumed.append(f"sharder deepspeed (zero {said['zero']})")
+    if said.get("sharder") == "deepspeed" and "main_grads" not in said:
+        narrow = {"fp32": "fp32", "fp16": "fp16"}.get(str(said.get("precision")), "bf16")
+        said["main_grads"] = narrow
+        if narrow == "bf16" and not said.get("zero"):
+            assumed.append("bf16 gradients (DeepSpeed from 0.18 on)")
+    return assumed
 
 
 def _qkv_width(model: Model) -> int:

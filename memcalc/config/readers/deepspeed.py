@@ -128,7 +128,9 @@ def read(content: Mapping[str, Any], name: str) -> RunSource:
 
     >>> config = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}
     >>> read(config | {"gradient_accumulation_steps": 2, "bf16": {"enabled": True}}, "").settings
-    {'micro_batch_size': 4, 'global_batch_size': 64, 'dp': 8, 'precision': 'bf16'}
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'micro_batch_size': 4, 'global_batch_size': 64, 'dp': 8, 'precision': 'bf16',
+     'sharder': 'deepspeed'}
     """
     said = keys.section({"file": dict(content)}, "file")
     settings, accumulation = keys.batch(
@@ -136,13 +138,12 @@ def read(content: Mapping[str, Any], name: str) -> RunSource:
         keys.count(said, "gradient_accumulation_steps"),
         keys.count(said, "train_batch_size"),
     )
-    precision = keys.precision(said)
     found = {
-        "precision": precision,
+        "precision": keys.precision(said),
         "tp": keys.count(keys.section(said, "tensor_parallel"), "autotp_size"),
     }
     settings |= {key: value for key, value in found.items() if value is not None}
-    settings |= keys.sharding(said, precision)
+    settings |= keys.sharding(said)
     on = {key: value for key, value in said.items() if not keys.off(value)}
     unmodelled = keys.lines(on, UNMODELLED, (*USED, *HARMLESS)) + lines(said)
     settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
@@ -165,7 +166,13 @@ def lines(said: Mapping[str, Any]) -> list[str]:
     Raises:
         InputError: A section does not hold keys with values.
     """
-    found = _offloads(keys.section(said, "zero_optimization"))
+    zero = keys.section(said, "zero_optimization")
+    found = _offloads(zero)
+    wide = keys.section(said, "data_types").get("grad_accum_dtype") == "fp32"
+    if wide and keys.precision(said) == "bf16" and zero.get("stage", 0) in (0, 1):
+        found.append(
+            "grad_accum_dtype fp32: more than counted, for gradients of a pass are kept in bf16 too"
+        )
     unknown = []
     for name, words in KNOWN.items():
         held = keys.section(said, name)

@@ -480,6 +480,7 @@ def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
     if said.flag("use-megatron-fsdp") or said.flag("use-custom-fsdp"):
         strategy = said.word("data-parallel-sharding-strategy", SHARDING)
         settings |= {"distributed_optimizer": None, "zero": int(strategy or 0)}
+        settings["sharder"] = "megatron-fsdp"
     if said.flag("use-torch-fsdp2"):
         return settings | {"shard_copies": None, "zero": _resharding(said), "sharder": "fsdp2"}
     if settings["shard_copies"] is not None and not (

@@ -86,7 +86,9 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     assumed = keys.zero(said)
     settings, accumulation = _run(said)
     unmodelled = _lines(said)
-    settings |= keys.sharding(said, settings.get("precision"))
+    settings |= keys.sharding(said)
+    if settings.get("precision") == "bf16" and "zero" not in settings:
+        settings.setdefault("main_grads", "fp32")  # its DeepSpeed is of before 0.18
     settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
     settings |= _recompute(said, unmodelled)
     if not any(size in said for size in SIZES):
