@@ -147,6 +147,18 @@ class TestRows:
         line = "memory mixtral-8x7b -s 4096 --tp 8 --sp --etp 1 --zero 1 --dp 1"
         assert "nothing is split" not in " ".join(memcalc(line).out.split())
 
+    def test_workspaces_that_hang_on_a_gpu_are_named_where_there_is_none(self, memcalc):
+        line = "memory llama-3-8b -s 4096 --implementation"
+        for implementation, names in (
+            ("megatron", "cuBLAS and Transformer Engine"),
+            ("megatron-local", "cuBLAS"),
+        ):
+            note = f"not counted: workspaces of {names}, which hang on the GPU (--gpu)"
+            without = memcalc(f"{line} {implementation} --format json").document["notes"]
+            assert note in without
+            known = memcalc(f"{line} {implementation} --gpu h100 --format json").document["notes"]
+            assert not any("workspaces" in line for line in known)
+
     def test_what_muons_step_works_with_is_named(self, memcalc):
         notes = memcalc("memory llama-3-8b --optimizer muon --format json").document["notes"]
         assert any("muon's step works with" in note for note in notes)

@@ -120,6 +120,19 @@ def has_head(config: Config, stage: int) -> bool:
     return config.parallel.chunks - 1 in places(config.parallel, stage)
 
 
+def unknown(config: Config) -> list[str]:
+    """The libraries whose workspaces are left out, for their size hangs on a GPU that nobody named.
+
+    >>> from memcalc.config import load
+    >>> unknown(load("llama-3-8b")), unknown(load("llama-3-8b", gpu="h100"))
+    (['cuBLAS', 'Transformer Engine'], [])
+    """
+    if config.run.gpu is not None:
+        return []
+    cublas = ["cuBLAS"] * (config.run.environment.cublas_bytes is None)
+    return cublas + ["Transformer Engine"] * has_te(config)
+
+
 def _workspaces(config: Config) -> Iterator[Part]:
     run = config.run
     name = "cuBLAS workspaces"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from memcalc import symbols
 from memcalc.analysis import fill as filling
+from memcalc.analysis.buffers import unknown
 from memcalc.analysis.device import Phase, StageMemory, device
 from memcalc.analysis.headroom import headroom, on_driver, reserved
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
@@ -239,6 +240,8 @@ def _setting_notes(config: Config) -> Iterator[str]:
     )
     if run.optimizer == "muon":
         yield "not counted: what muon's step works with, a few copies of one matrix at a time"
+    if left_out := unknown(config):
+        yield f"not counted: workspaces of {' and '.join(left_out)}, which hang on the GPU (--gpu)"
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
         yield f"the embedding's table stands on {_ranges(tied)} too"
