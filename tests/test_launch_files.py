@@ -751,6 +751,55 @@ DEEPSPEED = {
 }
 
 
+class TestVocabulary:
+    """Scripts with a tokenizer of a file, and gpt-neox's configs, do not say how many tokens."""
+
+    SCRIPT = f"torchrun x.py {TOY} --tokenizer-type HuggingFaceTokenizer --micro-batch-size 1"
+    COMMANDS = ("memory", "flops", "comm")
+    MORE = ("recompute --fill --recompute full --budget 80GB", "plot memory -o x.png")
+
+    @pytest.mark.parametrize("command", [*COMMANDS, *MORE])
+    def test_what_lacks_one_says_how_to_give_it(self, write, memcalc, command):
+        for file in (write(self.SCRIPT, "mix.sh"), write(NEOX_20B, "20B.yml")):
+            verb, *options = command.split()
+            kind = [options.pop(0)] if verb == "plot" else []
+            outcome = memcalc(" ".join([verb, *kind, str(file), "--pp 1", *options]))
+            assert outcome.status == 2
+            assert "states no vocabulary size: give it (--vocab-size)" in outcome.err
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_it_is_padded_as_the_files_framework_pads_it(self, write, memcalc, command):
+        """Megatron-LM and gpt-neox: to a multiple of make_vocab_size_divisible_by x t, 128 x t."""
+        neox = NEOX_20B.replace('"seq-length"', '"make_vocab_size_divisible_by": 256, "seq-length"')
+        for file, size, multiple in (
+            (write(f"{self.SCRIPT} --tensor-model-parallel-size 4", "mix.sh"), 50688, 512),
+            (write(f"{self.SCRIPT} --make-vocab-size-divisible-by 1", "one.sh"), 50257, 1),
+            (write(neox, "20B.yml"), 50688, 512),
+        ):
+            document = memcalc(f"{command} {file} --vocab-size 50257 --format json").document
+            assert document["symbols"]["v"] == size
+            padded = f"vocabulary {size} (50257 padded to a multiple of {multiple})"
+            assert any(padded in note for note in document["notes"]) == (size != 50257)
+
+    def test_it_wins_over_a_models_own(self, write):
+        assert load("llama-3-8b", vocab_size=32000).model.vocab_size == 32000
+        script = write(f"{self.SCRIPT} --padded-vocab-size 1024", "mix.sh")
+        assert load(script).model.vocab_size == 1024
+        assert load(script, vocab_size=1000, tp=2).model.vocab_size == 1024
+
+    @pytest.mark.parametrize(
+        ("model", "size", "message"),
+        [
+            ("vit-large", 1000, "vit-large has classes, and no vocabulary"),
+            ("gpt2", 0, "vocab_size must be a whole number from 1"),
+            ("gpt2", "1000", "vocab_size must be a whole number"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, model, size, message):
+        with pytest.raises(MemcalcError, match=message):
+            load(model, vocab_size=size)
+
+
 class TestRunFiles:
     def test_deepspeed_gives_a_run_to_a_model(self, write):
         path = write(DEEPSPEED, "ds.json")

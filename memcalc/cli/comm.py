@@ -12,6 +12,7 @@ from memcalc.cli.options import (
     PIPELINE,
     RUN,
     SHOW,
+    WHOLE,
     configure,
     model,
     options,
@@ -21,7 +22,7 @@ from memcalc.cli.options import (
 
 @click.command()
 @model
-@options(*RUN, "global_batch_size", *PIPELINE, "dp", *CHOICES, *KERNELS, *SHOW)
+@options(*RUN, *WHOLE, *PIPELINE, "dp", *CHOICES, *KERNELS, *SHOW)
 def comm(model: str, format_: str | None, output: Path | None, **settings: Any) -> None:
     """Collectives of a layer and of an iteration, with the bytes that one rank sends.
 

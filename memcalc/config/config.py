@@ -286,7 +286,7 @@ RUN_SETTINGS = (
 OTHER_SETTINGS = (
     *("recompute", "implementation", "attention", "expert_products", "dropout"),
     *("cross_entropy", "batch_first", "softmax_fp32", "fused_gate", "gathers_tokens"),
-    "distributed_optimizer",
+    *("distributed_optimizer", "vocab_size", "vocab_multiple"),
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -337,8 +337,9 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
     if "recompute" in said:
         chosen["recompute"] = _words(said["recompute"])
     parallel = Parallel(**{name: said[name] for name in PARALLEL_SETTINGS if name in said})
+    model = _with_vocabulary(source.model, said, parallel.tp, assumed)
     return Config(
-        _with_dropout(source.model, said.get("dropout")),
+        _with_dropout(model, said.get("dropout")),
         parallel,
         Run(**chosen, implementation=kernels),
         tuple(assumed),
@@ -460,6 +461,21 @@ def _words(value: Any) -> tuple[str, ...]:
     if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
         raise ConfigError("recompute must be a policy or names of regions, separated by commas")
     return tuple(word.strip() for word in words)
+
+
+def _with_vocabulary(model: Model, said: Mapping[str, Any], tp: int, assumed: list[str]) -> Model:
+    """The model with the vocabulary that is said, padded where the run's framework pads it."""
+    size = said.get("vocab_size")
+    if size is None:
+        return model
+    if model.classes is not None:
+        raise ConfigError(f"{model.name} has classes, and no vocabulary")
+    fields.whole("vocab_size", size, 2**31)
+    multiple = said.get("vocab_multiple")
+    if multiple is not None:
+        fields.whole("vocab_multiple", multiple, 2**31)
+        size = fields.padded(size, multiple, tp, assumed)
+    return replace(model, vocab_size=size)
 
 
 def _with_dropout(model: Model, dropout: float | None) -> Model:

@@ -432,6 +432,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "gathers_tokens": (experts and dispatcher in (None, "allgather")) or None,
         "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",
         "environment": said.run(_environment, said),
+        "vocab_multiple": said.run(_vocab_multiple, said),
     }
 
 
@@ -768,14 +769,13 @@ def _vocabulary(said: _Arguments, tp: int) -> int | None:
     """The size of the vocabulary, padded as Megatron pads it."""
     padded = said.count("padded-vocab-size")
     size = said.count("vocab-size")
-    multiple = said.count("make-vocab-size-divisible-by")
     if padded is not None or size is None:
         return padded
     size += said.count("extra-vocab-size") or 0
-    each = (128 if multiple is None else multiple) * tp
-    if each < 1:
-        raise ConfigError(f"a vocabulary is not padded to a multiple of {each}")
-    padded = -(-size // each) * each
-    if padded != size:
-        said.assumed.append(f"vocabulary {padded} ({size} padded to a multiple of {each})")
-    return padded
+    return fields.padded(size, _vocab_multiple(said), tp, said.assumed)
+
+
+def _vocab_multiple(said: _Arguments) -> int:
+    """What a vocabulary is padded to a multiple of, on each tensor-parallel rank."""
+    multiple = said.count("make-vocab-size-divisible-by")
+    return 128 if multiple is None else multiple

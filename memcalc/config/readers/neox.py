@@ -6,6 +6,7 @@ Names, defaults and widths are those of ``megatron/neox_arguments`` and ``megatr
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.config import fields
 from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
 from memcalc.config.readers import deepspeed, keys
@@ -91,6 +92,7 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
         settings.setdefault("main_grads", "fp32")  # its DeepSpeed is of before 0.18
     settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
     settings |= _recompute(said, unmodelled)
+    settings["vocab_multiple"] = _vocab_multiple(said)
     if not any(size in said for size in SIZES):
         return RunSource(settings, tuple(assumed), tuple(unmodelled), accumulation)
     model = _model(said, name, settings.get("tp", 1), assumed)
@@ -227,14 +229,13 @@ def _vocabulary(said: Mapping[str, Any], tp: int, assumed: list[str]) -> int | N
     padded, size = keys.count(said, "padded_vocab_size"), keys.count(said, "vocab_size")
     if padded is not None or size is None:
         return padded
+    return fields.padded(size, _vocab_multiple(said), tp, assumed)
+
+
+def _vocab_multiple(said: Mapping[str, Any]) -> int:
+    """What a vocabulary is padded to a multiple of, on each tensor-parallel rank."""
     multiple = keys.count(said, "make_vocab_size_divisible_by")
-    each = (128 if multiple is None else multiple) * tp
-    if each < 1:
-        raise ConfigError(f"a vocabulary is not padded to a multiple of {each}")
-    padded = -(-size // each) * each
-    if padded != size:
-        assumed.append(f"vocabulary {padded} ({size} padded to a multiple of {each})")
-    return padded
+    return 128 if multiple is None else multiple
 
 
 def _kernels(
