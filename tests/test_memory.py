@@ -147,6 +147,26 @@ class TestRows:
         line = "memory mixtral-8x7b -s 4096 --tp 8 --sp --etp 1 --zero 1 --dp 1"
         assert "nothing is split" not in " ".join(memcalc(line).out.split())
 
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ("", "takes 2 bytes, its gradient 4, adam 12"),
+            (
+                "--precision fp8",
+                "takes 2 bytes (of linears' weights 2, and 2 of fp8 copies), its gradient 4",
+            ),
+            (
+                "--precision fp8 --fp8-params",
+                "takes 2 bytes (of linears' weights 1, and 1 of fp8 copies), its gradient 4",
+            ),
+            ("--sharder fsdp2 --dp 8", "takes 4 bytes, its gradient 4, adam 8"),
+            ("--sharder deepspeed --zero 1 --dp 8", "takes 2 bytes, its gradient 2, adam 12"),
+        ],
+    )
+    def test_what_a_parameter_takes_is_said_as_it_is_counted(self, memcalc, options, said):
+        line = f"memory llama-3-8b -s 4096 {options} --format json"
+        assert any(said in note for note in memcalc(line).document["notes"])
+
     def test_workspaces_that_hang_on_a_gpu_are_named_where_there_is_none(self, memcalc):
         line = "memory llama-3-8b -s 4096 --implementation"
         for implementation, names in (

@@ -225,7 +225,7 @@ def _in_a_pass(phase: Phase) -> bool:
 
 def _setting_notes(config: Config) -> Iterator[str]:
     """The schedule and the recipe, in words."""
-    parallel, run, each = config.parallel, config.run, recipe(config.run)
+    parallel, run = config.parallel, config.run
     if parallel.pp > 1:
         yield f"schedule: {parallel.order} ({SCHEDULES[parallel.order]}), for {batch_note(config)}"
         yield "in flight: micro-batches between forward and backward, of all of a rank's chunks"
@@ -234,10 +234,7 @@ def _setting_notes(config: Config) -> Iterator[str]:
             "gradients of weights come late: until then a product's input and the gradient of its "
             "output are counted, as shards where they were gathered; never measured"
         )
-    yield (
-        f"a parameter takes {each.weight} bytes, its gradient {each.gradient}, {run.optimizer} "
-        f"{each.optimizer}; {_split(config)}"
-    )
+    yield f"{_of_a_parameter(config)}; {_split(config)}"
     if run.optimizer == "muon":
         yield "not counted: what muon's step works with, a few copies of one matrix at a time"
     if left_out := unknown(config):
@@ -251,6 +248,23 @@ def _setting_notes(config: Config) -> Iterator[str]:
             f"the ranks of a stage, {ranks}, are fewer than its experts are spread over, "
             f"{parallel.ep * parallel.expert_tp}: give --dp, over which states may be split"
         )
+
+
+def _of_a_parameter(config: Config) -> str:
+    """Bytes that a parameter takes, before anything is split."""
+    run, each = config.run, recipe(config.run)
+    weight, optimizer = each.weight, each.optimizer
+    if config.parallel.sharder == "fsdp2":  # the weight is the optimizer's own copy
+        weight, optimizer = each.master or each.weight, each.optimizer - each.master
+    linears = ""
+    if run.precision == "fp8":
+        own, copies_ = (1, 1) if run.fp8_params else (2, 2)
+        own = weight if config.parallel.sharder == "fsdp2" else own
+        linears = f" (of linears' weights {own}, and {copies_} of fp8 copies)"
+    return (
+        f"a parameter takes {weight} bytes{linears}, its gradient {each.gradient}, "
+        f"{run.optimizer} {optimizer}"
+    )
 
 
 def _split(config: Config) -> str:
