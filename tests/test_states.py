@@ -193,6 +193,13 @@ class TestSharding:
         assert found["master weights of experts"] == 4 * experts // 4
         assert found["weights of experts"] == 2 * experts
 
+    def test_deepspeeds_stage_3_steps_a_group_of_parameters_at_a_time(self):
+        """DeepSpeed 0.18.2, stage3.py: step and _create_fp16_sub_groups; stage 2 steps all."""
+        for zero, dp, expected in ((3, 2, 10**9), (3, 16, None), (2, 2, None)):
+            config = load("llama-3-8b", dp=dp, zero=zero)
+            (part,) = buckets(config, 0, "step")
+            assert part.bytes == 4 * (expected or whole(config) // dp)
+
     def test_deepspeeds_buckets(self):
         one = load("llama-3-8b", dp=8, zero=2, sharder="deepspeed")
         assert [part.bytes for part in buckets(one, 0, "backward")] == [2 * 500_000_000]

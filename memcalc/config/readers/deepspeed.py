@@ -61,7 +61,7 @@ OF_STAGE_3 = {  # also without their "stage3_"
         "more than counted: weights of fewer elements are whole on every rank",
     ),
     "prefetch_bucket_size": (5 * 10**7, GATHERED),
-    "sub_group_size": (10**9, "fp32 gradients of the step are counted of all that a rank has"),
+    "sub_group_size": (10**9, "fp32 gradients of a step are counted of 1e9 elements at once"),
     "zero_hpz_partition_size": (
         1,
         "more than counted: a second copy of the weights, split over so many ranks",
