@@ -55,7 +55,6 @@ OF_STAGE_3 = {  # also without their "stage3_"
         "more than counted: states are split over so many ranks alone (give --shard-copies)",
     ),
     "module_granularity_threshold": (0, TOGETHER),
-    "overlap_comm": (True, "less than counted: gradients have fewer buckets"),
     "param_persistence_threshold": (
         10**5,
         "more than counted: weights of fewer elements are whole on every rank",
