@@ -231,7 +231,9 @@ class TestRows:
         row = changed(changed(row, "image", to=...), "env", to=...)
         (found,) = rows(written(changed(row, "vocabulary", to=None)))
         assert found.measured.steady is found.steady_error is None
-        assert found.flags == ["refused: gpt.example_tp2_pp2@A100 states no vocabulary size"]
+        assert found.flags == [
+            "refused: gpt.example_tp2_pp2@A100 states no vocabulary size: give it (--vocab-size)"
+        ]
         (found,) = rows(written(row))
         assert found.flags == []
         assert found.run.notes == ["a recent PyTorch, for the image none is not known"]

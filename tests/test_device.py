@@ -97,6 +97,20 @@ class TestPhases:
             (of_experts[last],) = [p for p in found.parts if p.name.endswith("at work")]
         assert of_experts[0] == of_experts[1]
 
+    @pytest.mark.parametrize(
+        ("settings", "bytes_"),
+        [
+            ({}, 0),  # Megatron-LM's products add to its buffers
+            ({"environment": Environment(fused_gradients=False)}, 2),
+            ({"sharder": "deepspeed", "zero": 1, "dp": 2}, 2),
+            ({"sharder": "fsdp2", "dp": 2}, 0),  # among the gradients of a whole layer
+        ],
+    )
+    def test_a_weight_has_a_gradient_of_its_own_where_no_buffer_has_it(self, settings, bytes_):
+        backward = phase(stage_memory(llama(**settings), 0), "backward")
+        fc2 = 4096 * 14336
+        assert named(backward.parts).get("layer: gradient of a weight", 0) == bytes_ * fc2
+
     def test_every_part_has_a_group_a_certainty_and_a_source(self):
         config = llama(pp=2, tp=2, sp=True, dp=2, zero=1, gpu="h100", global_batch_size=4)
         for memory in device(config):
@@ -155,6 +169,19 @@ class TestBuffers:
         assert found["dummy gradients of weights"] == sum(2 * a * b for a, b in shapes)
         config = llama(environment=Environment(fused_gradients=False))
         assert "dummy gradients of weights" not in named(buffers.lasting(config, 0))
+
+    @pytest.mark.parametrize("sharder", ["deepspeed", "fsdp2", "nanotron"])
+    def test_what_is_megatrons_own_is_not_there_where_another_splits_states(self, sharder):
+        """Layers of Megatron-core's work in its global buffer whoever runs the step."""
+        settings = {"tp": 2, "sp": True, "pp": 2, "dp": 2, "global_batch_size": 8}
+        other = {"zero": 1, "sharder": sharder} if sharder != "fsdp2" else {"sharder": sharder}
+        theirs, ours = llama(**settings, zero=1), llama(**settings, **other)
+        gone = {part.name for part in buffers.lasting(theirs, 1)}
+        gone -= {part.name for part in buffers.lasting(ours, 1)}
+        assert gone == {"dummy gradients of weights"}
+        assert buffers.between_steps(theirs, 1)
+        assert buffers.in_a_pass(theirs, 1, "forward")
+        assert buffers.between_steps(ours, 1) == buffers.in_a_pass(ours, 1, "forward") == []
 
     def test_the_head_gathers_into_a_buffer_of_its_own_stage(self):
         config = llama(tp=2, sp=True, pp=2)

@@ -751,6 +751,55 @@ DEEPSPEED = {
 }
 
 
+class TestVocabulary:
+    """Scripts with a tokenizer of a file, and gpt-neox's configs, do not say how many tokens."""
+
+    SCRIPT = f"torchrun x.py {TOY} --tokenizer-type HuggingFaceTokenizer --micro-batch-size 1"
+    COMMANDS = ("memory", "flops", "comm")
+    MORE = ("recompute --fill --recompute full --budget 80GB", "plot memory -o x.png")
+
+    @pytest.mark.parametrize("command", [*COMMANDS, *MORE])
+    def test_what_lacks_one_says_how_to_give_it(self, write, memcalc, command):
+        for file in (write(self.SCRIPT, "mix.sh"), write(NEOX_20B, "20B.yml")):
+            verb, *options = command.split()
+            kind = [options.pop(0)] if verb == "plot" else []
+            outcome = memcalc(" ".join([verb, *kind, str(file), "--pp 1", *options]))
+            assert outcome.status == 2
+            assert "states no vocabulary size: give it (--vocab-size)" in outcome.err
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_it_is_padded_as_the_files_framework_pads_it(self, write, memcalc, command):
+        """Megatron-LM and gpt-neox: to a multiple of make_vocab_size_divisible_by x t, 128 x t."""
+        neox = NEOX_20B.replace('"seq-length"', '"make_vocab_size_divisible_by": 256, "seq-length"')
+        for file, size, multiple in (
+            (write(f"{self.SCRIPT} --tensor-model-parallel-size 4", "mix.sh"), 50688, 512),
+            (write(f"{self.SCRIPT} --make-vocab-size-divisible-by 1", "one.sh"), 50257, 1),
+            (write(neox, "20B.yml"), 50688, 512),
+        ):
+            document = memcalc(f"{command} {file} --vocab-size 50257 --format json").document
+            assert document["symbols"]["v"] == size
+            padded = f"vocabulary {size} (50257 padded to a multiple of {multiple})"
+            assert any(padded in note for note in document["notes"]) == (size != 50257)
+
+    def test_it_wins_over_a_models_own(self, write):
+        assert load("llama-3-8b", vocab_size=32000).model.vocab_size == 32000
+        script = write(f"{self.SCRIPT} --padded-vocab-size 1024", "mix.sh")
+        assert load(script).model.vocab_size == 1024
+        assert load(script, vocab_size=1000, tp=2).model.vocab_size == 1024
+
+    @pytest.mark.parametrize(
+        ("model", "size", "message"),
+        [
+            ("vit-large", 1000, "vit-large has classes, and no vocabulary"),
+            ("gpt2", 0, "vocab_size must be a whole number from 1"),
+            ("gpt2", "1000", "vocab_size must be a whole number"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, model, size, message):
+        with pytest.raises(MemcalcError, match=message):
+            load(model, vocab_size=size)
+
+
 class TestRunFiles:
     def test_deepspeed_gives_a_run_to_a_model(self, write):
         path = write(DEEPSPEED, "ds.json")
@@ -766,7 +815,7 @@ class TestRunFiles:
 
     def test_auto_says_nothing(self, write):
         silent = {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "fp16": "auto"}
-        assert load("22b", write(silent, "ds.json")) == load("22b")
+        assert load("22b", write(silent, "ds.json")) == load("22b", sharder="deepspeed")
 
     @pytest.mark.parametrize(
         ("said", "found"),
@@ -811,6 +860,76 @@ class TestRunFiles:
             "ranks",
             "activation_checkpointing does not say what is recomputed: choose with --recompute",
         )
+
+    @pytest.mark.parametrize(
+        ("section", "said", "lines"),
+        [
+            ("zero_optimization", {"stage": 3, "foo": 1}, ["know it: zero_optimization.foo"]),
+            (
+                "zero_optimization",
+                {"stage": 3, "zero_hpz_partition_size": 8, "mics_shard_size": 4},
+                ["size is not modelled: more than counted"] * 2,
+            ),
+            (
+                "zero_optimization",
+                {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True},
+                ["is not modelled: more than counted: quantized copies"] * 2,
+            ),
+            (
+                "zero_optimization",
+                {"stage": 3, "stage3_param_persistence_threshold": 1e6},
+                ["stage3_param_persistence_threshold is not modelled: more than counted"],
+            ),
+            (  # DeepSpeed's defaults, and what moves no byte
+                "zero_optimization",
+                {
+                    "stage": 3,
+                    "zero_hpz_partition_size": 1,
+                    "mics_shard_size": -1,
+                    "stage3_max_live_parameters": 1e9,
+                    "stage3_max_reuse_distance": 1e9,
+                    "stage3_prefetch_bucket_size": "auto",
+                    "sub_group_size": 1e9,
+                    "stage3_param_persistence_threshold": 100000,
+                    "overlap_comm": True,
+                    "stage3_gather_16bit_weights_on_model_save": True,
+                    "round_robin_gradients": True,
+                    "ignore_unused_parameters": True,
+                    "elastic_checkpoint": True,
+                    "load_from_fp32_weights": True,
+                },
+                [],
+            ),
+            (  # of stage 3 alone
+                "zero_optimization",
+                {"stage": 2, "stage3_max_live_parameters": 10, "zero_hpz_partition_size": 8},
+                [],
+            ),
+            ("zero_optimization", {"stage": 2, "overlap_comm": True}, ["a second bucket"]),
+            (
+                "zero_optimization",
+                {"stage": 2, "cpu_offload": True},
+                ["offload_optimizer is not modelled: less"],
+            ),
+            ("zero_optimization", {"stage": 0, "overlap_comm": True}, []),
+            ("bf16", {"enabled": True, "foo": 1}, ["know it: bf16.foo"]),
+            ("data_types", {"grad_accum": "fp32"}, ["know it: data_types.grad_accum"]),
+            ("fp16", {"enabled": False, "loss_scale": 0, "hysteresis": 2}, []),
+            ("torch_autocast", {"enabled": True}, ["more than counted: weights stay in fp32"]),
+            ("torch_autocast", {"enabled": False}, []),
+            ("aio", {"block_size": 1048576}, []),
+        ],
+    )
+    def test_what_a_section_says_and_is_not_modelled_is_named(self, write, section, said, lines):
+        """Keys and defaults: DeepSpeed 0.18.2, runtime/zero/config.py, precision_config.py."""
+        warnings = load("gpt2", write(DEEPSPEED | {section: said}, "ds.json"), dp=2).warnings
+        assert len(warnings) == len(lines)
+        assert all(any(line in warning for warning in warnings) for line in lines)
+
+    def test_checkpointings_keys_are_known(self, write):
+        run = {"activation_checkpointing": {"contiguous_memory_optimization": True, "foo": 1}}
+        unknown, _ = load("gpt2", write(DEEPSPEED | run, "ds.json")).warnings
+        assert unknown.endswith("does not know it: activation_checkpointing.foo")
 
     def test_the_command_line_is_heard_before_the_run_file_and_that_before_the_models(self, write):
         run = write(f"torchrun x.py {TOY} --tensor-model-parallel-size 2", "run.sh")

@@ -120,6 +120,65 @@ class TestRows:
         assert "61 layers over 16 chunks, of which the first 13 have one more" in out
         assert "the embedding's table stands on stage 15 too" in out
 
+    def test_one_rank_splits_nothing_and_that_is_said(self, memcalc, tmp_path):
+        """Hugging Face's ZeRO-3 file leaves batches, and so the number of ranks, to its trainer."""
+        file = tmp_path / "auto.json"
+        file.write_text(
+            '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, '
+            '"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"}'
+        )
+        script = tmp_path / "run.sh"
+        script.write_text(
+            "torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py --bf16 "
+            "--micro-batch-size 1 --seq-length 4096 --use-distributed-optimizer"
+        )
+        alone, several = "nothing is split: there is one data-parallel rank", "ranks split the opt"
+        for options in (f"--run {file}", f"--run {script}", "--zero 1", "--sharder fsdp2"):
+            for dp, note, assumed in (("", alone, 1), ("--dp 1", alone, 0), ("--dp 8", several, 0)):
+                line = f"memory llama-3-8b -s 4096 {options} {dp} --format json"
+                notes = memcalc(line).document["notes"]
+                assert sum(note in line for note in (alone, several) for line in notes) == 1
+                assert any(note in line for line in notes)
+                listed = next(line for line in notes if line.startswith("assumed: "))
+                assert ("one data-parallel rank" in listed) == assumed
+
+    def test_experts_of_their_own_ranks_are_split_without_data_parallel_ranks(self, memcalc):
+        """t 8, and 1 of experts: eight ranks hold each expert."""
+        line = "memory mixtral-8x7b -s 4096 --tp 8 --sp --etp 1 --zero 1 --dp 1"
+        assert "nothing is split" not in " ".join(memcalc(line).out.split())
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ("", "takes 2 bytes, its gradient 4, adam 12"),
+            (
+                "--precision fp8",
+                "takes 2 bytes (of linears' weights 2, and 2 of fp8 copies), its gradient 4",
+            ),
+            (
+                "--precision fp8 --fp8-params",
+                "takes 2 bytes (of linears' weights 1, and 1 of fp8 copies), its gradient 4",
+            ),
+            ("--sharder fsdp2 --dp 8", "takes 4 bytes, its gradient 4, adam 8"),
+            ("--sharder deepspeed --zero 1 --dp 8", "takes 2 bytes, its gradient 2, adam 12"),
+        ],
+    )
+    def test_what_a_parameter_takes_is_said_as_it_is_counted(self, memcalc, options, said):
+        line = f"memory llama-3-8b -s 4096 {options} --format json"
+        assert any(said in note for note in memcalc(line).document["notes"])
+
+    def test_workspaces_that_hang_on_a_gpu_are_named_where_there_is_none(self, memcalc):
+        line = "memory llama-3-8b -s 4096 --implementation"
+        for implementation, names in (
+            ("megatron", "cuBLAS and Transformer Engine"),
+            ("megatron-local", "cuBLAS"),
+        ):
+            note = f"not counted: workspaces of {names}, which hang on the GPU (--gpu)"
+            without = memcalc(f"{line} {implementation} --format json").document["notes"]
+            assert note in without
+            known = memcalc(f"{line} {implementation} --gpu h100 --format json").document["notes"]
+            assert not any("workspaces" in line for line in known)
+
     def test_what_muons_step_works_with_is_named(self, memcalc):
         notes = memcalc("memory llama-3-8b --optimizer muon --format json").document["notes"]
         assert any("muon's step works with" in note for note in notes)

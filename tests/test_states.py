@@ -11,6 +11,7 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Run, load
+from memcalc.config.config import configure
 from memcalc.config.readers.megatron import read_yaml
 from memcalc.errors import ConfigError
 
@@ -192,6 +193,13 @@ class TestSharding:
         assert found["master weights of experts"] == 4 * experts // 4
         assert found["weights of experts"] == 2 * experts
 
+    def test_deepspeeds_stage_3_steps_a_group_of_parameters_at_a_time(self):
+        """DeepSpeed 0.18.2, stage3.py: step and _create_fp16_sub_groups; stage 2 steps all."""
+        for zero, dp, expected in ((3, 2, 10**9), (3, 16, None), (2, 2, None)):
+            config = load("llama-3-8b", dp=dp, zero=zero)
+            (part,) = buckets(config, 0, "step")
+            assert part.bytes == 4 * (expected or whole(config) // dp)
+
     def test_deepspeeds_buckets(self):
         one = load("llama-3-8b", dp=8, zero=2, sharder="deepspeed")
         assert [part.bytes for part in buckets(one, 0, "backward")] == [2 * 500_000_000]
@@ -205,6 +213,7 @@ class TestSharding:
         [
             ({"zero": 4}, "zero must be 0, 1, 2 or 3"),
             ({"zero": 2, "sharder": "nanotron"}, "nanotron splits"),
+            ({"zero": 3, "sharder": "megatron"}, "megatron splits .* zero 3 is of sharder deepsp"),
             ({"zero": 1, "sharder": "fsdp2"}, "zero 3; 2 where"),
             ({"sharder": "fsdp"}, "did you mean 'fsdp2'"),
             ({"zero": 2, "distributed_optimizer": True}, "zero 1 of sharder megatron"),
@@ -265,14 +274,39 @@ class TestMegatron:
         assert source.settings["optimizer"] == "muon"
         assert source.settings["shard_copies"] == 2
 
-    def test_megatron_fsdp(self):
+    @pytest.mark.parametrize("name", ["use_megatron_fsdp", "use_custom_fsdp"])
+    def test_megatron_fsdp(self, name):
         source = self.read(
             bf16=True,
-            use_megatron_fsdp=True,
             use_distributed_optimizer=True,
             data_parallel_sharding_strategy="optim_grads_params",
+            **{name: True},
         )
-        assert source.settings["zero"] == 3
+        assert (source.settings["zero"], source.settings["sharder"]) == (3, "megatron-fsdp")
+
+    @pytest.mark.parametrize(
+        ("said", "zero"),
+        [
+            ({}, 3),
+            ({"torch_fsdp2_no_reshard_after_forward": True}, 2),
+            ({"torch_fsdp2_reshard_after_forward": "auto"}, 3),
+            ({"torch_fsdp2_reshard_after_forward": "false"}, 2),
+            ({"torch_fsdp2_reshard_after_forward": "4"}, 3),
+        ],
+    )
+    def test_pytorchs_fsdp2(self, said, zero):
+        """Megatron-core, distributed/torch_fully_sharded_data_parallel.py, splits bf16 weights.
+
+        2 bytes, 2 of their gradients, 4 of the optimizer's fp32 copies and 8 of moments: as many
+        as fsdp2's fp32 shards, gradients and moments, whatever gradients are reduced in.
+        """
+        given = {"bf16": True, "grad_reduce_in_bf16": True, "padded_vocab_size": 1024}
+        source = self.read(use_torch_fsdp2=True, **given, **said)
+        config = configure(source, {"dp": 8})
+        assert (config.parallel.zero, config.parallel.sharder) == (zero, "fsdp2")
+        assert sum(by_group(config)) == 16 * whole(config) // 8
+        lines = [line for line in source.unmodelled if "after-forward 4" in line]
+        assert len(lines) == (said.get("torch_fsdp2_reshard_after_forward") == "4")
 
     def test_a_batch_of_the_run_is_a_recipe(self):
         assert recipe(Run(seq_length=1, optimizer="sgd")).total == 14
@@ -291,6 +325,55 @@ def test_deepspeed_files_say_what_is_split(tmp_path):
     lines = " ".join(config.unmodelled)
     assert "offload_optimizer is not modelled" in lines
     assert "optimizer Lamb is not modelled" in lines
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_deepspeed_sums_gradients_in_the_weights_type(tmp_path, stage, precision):
+    """DeepSpeed 0.18.2, runtime/engine.py: get_data_types, however the run is described."""
+    named, auto = tmp_path / "named.json", tmp_path / "auto.json"
+    zero = f'{{"zero_optimization": {{"stage": {stage}}}, '
+    said = "" if precision == "fp32" else f'"{precision}": {{"enabled": true}}, '
+    named.write_text(zero + said + '"train_batch_size": "auto"}')
+    auto.write_text(zero + '"bf16": {"enabled": "auto"}}')
+    settings = {} if precision != "fp32" else {"precision": precision}
+    runs = [
+        load("gpt2", run=named, dp=8, **settings),
+        load("gpt2", run=auto, dp=8, precision=precision),
+        load("gpt2", dp=8, zero=stage, sharder="deepspeed", precision=precision),
+    ]
+    for config in runs:
+        assert (config.parallel.zero, config.parallel.sharder) == (stage, "deepspeed")
+        assert config.run.main_grads == precision
+        older = "bf16 gradients (DeepSpeed from 0.18 on)"
+        assert (older in config.assumed) == (precision == "bf16" and stage == 0)
+
+
+def test_a_type_of_gradients_that_is_said_is_heard(tmp_path):
+    """With stage 1 DeepSpeed 0.18.2's bf16_optimizer.py sums bf16 gradients into fp32 ones."""
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, '
+        '"data_types": {"grad_accum_dtype": "fp32"}}'
+    )
+    config = load("gpt2", run=file, dp=8)
+    assert config.run.main_grads == "fp32"
+    assert any("gradients of a pass are kept in bf16 too" in line for line in config.unmodelled)
+    assert load("gpt2", run=file, dp=8, main_grads="bf16").run.main_grads == "bf16"
+
+
+def test_zero_2_and_3_alone_are_deepspeeds(tmp_path):
+    for zero in (2, 3):
+        config = load("llama-3-8b", dp=8, zero=zero)
+        assert config.parallel.sharder == "deepspeed"
+        assert f"sharder deepspeed (zero {zero})" in config.assumed
+    assert load("llama-3-8b", dp=8, zero=1).parallel.sharder == "megatron"
+    assert load("llama-3-8b", dp=8, sharder="megatron-fsdp").parallel.zero == 3
+    file = tmp_path / "z0.json"
+    file.write_text('{"zero_optimization": {"stage": 0}}')
+    config = load("llama-3-8b", run=file, dp=8, zero=3)
+    assert (config.parallel.zero, config.parallel.sharder) == (3, "deepspeed")
+    assert not any("sharder" in line for line in config.assumed)
 
 
 class TestOverrides:

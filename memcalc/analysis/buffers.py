@@ -54,7 +54,7 @@ def lasting(config: Config, stage: int) -> list[Part]:
 def between_steps(config: Config, stage: int) -> list[Part]:
     """What the pipeline's schedule keeps when a step is over."""
     chunks_ = config.parallel.chunks_per_rank
-    if config.parallel.pp == 1 or not is_megatron(config):
+    if config.parallel.pp == 1 or not steps_with_megatron(config):
         return []
     received = chunks_ - has_embedding(config, stage)
     number = 2 * received * output_bytes(config)
@@ -74,7 +74,9 @@ def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
     parallel, found = config.parallel, []
     if not is_megatron(config):
         return []
-    if parallel.pp > 1 and not (has_embedding(config, stage) and parallel.chunks_per_rank == 1):
+    steps = steps_with_megatron(config)
+    first = has_embedding(config, stage) and parallel.chunks_per_rank == 1
+    if steps and parallel.pp > 1 and not first:
         if parallel.chunks_per_rank > 1:
             name, number = "input, output's gradient and input's gradient on their way", 3
         elif phase == "forward":
@@ -87,12 +89,29 @@ def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
         run = config.run
         number = run.micro_batch_size * run.seq_length**2 // parallel.cp
         found.append(_buffer("mask from the data loader", number, MEGATRON_MASK))
-    return [*found, *_deferred(config, stage)]
+    return [*found, *(_deferred(config, stage) if steps else ())]
 
 
 def is_megatron(config: Config) -> bool:
-    """Whether Megatron-core runs the step."""
+    """Whether the layers are Megatron-core's."""
     return config.run.implementation.name.startswith("megatron")
+
+
+def steps_with_megatron(config: Config) -> bool:
+    """Whether Megatron-core runs the step too: its schedule, and gradients in its own buffers.
+
+    Products add to a gradient only where it stands in such a buffer (``main_grad``).
+    """
+    return is_megatron(config) and config.parallel.sharder in ("megatron", "megatron-fsdp")
+
+
+def fuses_gradients(config: Config) -> bool:
+    """Whether products add the gradient of a weight to those before it, and make none of its own.
+
+    Megatron-LM of 2022 does too.
+    """
+    theirs = config.run.implementation.name == "paper" or steps_with_megatron(config)
+    return theirs and config.run.environment.fused_gradients
 
 
 def has_te(config: Config) -> bool:
@@ -108,6 +127,19 @@ def has_embedding(config: Config, stage: int) -> bool:
 def has_head(config: Config, stage: int) -> bool:
     """Whether the head stands on a stage."""
     return config.parallel.chunks - 1 in places(config.parallel, stage)
+
+
+def unknown(config: Config) -> list[str]:
+    """The libraries whose workspaces are left out, for their size hangs on a GPU that nobody named.
+
+    >>> from memcalc.config import load
+    >>> unknown(load("llama-3-8b")), unknown(load("llama-3-8b", gpu="h100"))
+    (['cuBLAS', 'Transformer Engine'], [])
+    """
+    if config.run.gpu is not None:
+        return []
+    cublas = ["cuBLAS"] * (config.run.environment.cublas_bytes is None)
+    return cublas + ["Transformer Engine"] * has_te(config)
 
 
 def _workspaces(config: Config) -> Iterator[Part]:
@@ -146,7 +178,7 @@ def _cublas(config: Config) -> int:
 def _dummies(config: Config, stage: int) -> Iterator[Part]:
     """Gradients that stand in for those added elsewhere: one of each shape of a weight."""
     run = config.run
-    if not has_te(config) or not run.environment.fused_gradients:
+    if not has_te(config) or not fuses_gradients(config):
         return
     shapes: dict[tuple[int, ...], None] = {}
     kinds = {kind for names in chunks(config, stage) for kind in names}

@@ -105,7 +105,8 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
     are done.
     """
     stage, size = held.stage, config.run.activation_bytes
-    own = 0 if config.run.environment.fused_gradients else size
+    in_buckets = config.parallel.sharder == "fsdp2"  # where a layer's gradients are whole
+    own = 0 if buffers.fuses_gradients(config) or in_buckets else size
     theirs, te = buffers.is_megatron(config), buffers.has_te(config)
     coming = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
     passing = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]

@@ -27,6 +27,7 @@ PRODUCTS = ("linear", "router")  # operations that multiply with a matrix
 # Where a framework keeps its weights, gradients and states.
 STATES = {
     "megatron": "Megatron-core param_and_grad_buffer.py, optimizer.py, distrib_optimizer.py",
+    "megatron-fsdp": "Megatron-core distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py",
     "deepspeed": "DeepSpeed runtime/zero/stage_1_and_2.py, stage3.py",
     "fsdp2": "PyTorch distributed/fsdp/_fully_shard/_fsdp_param.py",
     "nanotron": "nanotron optim/zero.py, optim/gradient_accumulator.py",
@@ -38,6 +39,7 @@ TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows an
 REDUCED = "PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce"
 BUCKETS = "DeepSpeed runtime/zero/stage_1_and_2.py, backward: ipg_buffer of reduce_bucket_size"
 DEEPSPEED_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
+DEEPSPEED_SUB_GROUP = 10**9  # elements that its stage 3 steps at once: default sub_group_size
 
 
 class Recipe(NamedTuple):
@@ -214,12 +216,16 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
     if phase == "step":
         if each.master == 4 and each.gradient < 4 and parallel.sharder != "fsdp2":
             trained = [(kind, n) for kind, n in parameters(config, stage).items() if kind.trained]
-            size = sum(
-                4 * -(-n // (shard_ranks(config, kind.expert) if parallel.zero else 1))
+            number = sum(
+                -(-n // (shard_ranks(config, kind.expert) if parallel.zero else 1))
                 for kind, n in trained
             )
+            certainty = "framework-dependent"
+            at_once = parallel.sharder == "deepspeed" and parallel.zero == 3
+            if at_once and number > DEEPSPEED_SUB_GROUP:  # and what its last parameter has more
+                number, certainty = DEEPSPEED_SUB_GROUP, "estimated"
             name = "fp32 gradients for the master weights"
-            add(name, size, "framework-dependent", STATES[parallel.sharder])
+            add(name, 4 * number, certainty, STATES[parallel.sharder])
         return found
     if parallel.sharder == "fsdp2" and parallel.zero == 2:
         size = each.weight * parameters(config, stage).total()

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from memcalc import symbols
 from memcalc.analysis import fill as filling
+from memcalc.analysis.buffers import unknown
 from memcalc.analysis.device import Phase, StageMemory, device
 from memcalc.analysis.headroom import headroom, on_driver, reserved
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
@@ -224,7 +225,7 @@ def _in_a_pass(phase: Phase) -> bool:
 
 def _setting_notes(config: Config) -> Iterator[str]:
     """The schedule and the recipe, in words."""
-    parallel, run, each = config.parallel, config.run, recipe(config.run)
+    parallel, run = config.parallel, config.run
     if parallel.pp > 1:
         yield f"schedule: {parallel.order} ({SCHEDULES[parallel.order]}), for {batch_note(config)}"
         yield "in flight: micro-batches between forward and backward, of all of a rank's chunks"
@@ -233,14 +234,11 @@ def _setting_notes(config: Config) -> Iterator[str]:
             "gradients of weights come late: until then a product's input and the gradient of its "
             "output are counted, as shards where they were gathered; never measured"
         )
-    yield (
-        f"a parameter takes {each.weight} bytes, its gradient {each.gradient}, {run.optimizer} "
-        f"{each.optimizer}; data-parallel ranks split {ZERO[parallel.zero]}"
-        + (f" ({SHARDERS[parallel.sharder]})" if parallel.zero else "")
-        + (f", in {parallel.shard_copies} copies" if parallel.shard_copies > 1 else "")
-    )
+    yield f"{_of_a_parameter(config)}; {_split(config)}"
     if run.optimizer == "muon":
         yield "not counted: what muon's step works with, a few copies of one matrix at a time"
+    if left_out := unknown(config):
+        yield f"not counted: workspaces of {' and '.join(left_out)}, which hang on the GPU (--gpu)"
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
         yield f"the embedding's table stands on {_ranges(tied)} too"
@@ -250,6 +248,39 @@ def _setting_notes(config: Config) -> Iterator[str]:
             f"the ranks of a stage, {ranks}, are fewer than its experts are spread over, "
             f"{parallel.ep * parallel.expert_tp}: give --dp, over which states may be split"
         )
+
+
+def _of_a_parameter(config: Config) -> str:
+    """Bytes that a parameter takes, before anything is split."""
+    run, each = config.run, recipe(config.run)
+    weight, optimizer = each.weight, each.optimizer
+    if config.parallel.sharder == "fsdp2":  # the weight is the optimizer's own copy
+        weight, optimizer = each.master or each.weight, each.optimizer - each.master
+    linears = ""
+    if run.precision == "fp8":
+        own, copies_ = (1, 1) if run.fp8_params else (2, 2)
+        own = weight if config.parallel.sharder == "fsdp2" else own
+        linears = f" (of linears' weights {own}, and {copies_} of fp8 copies)"
+    return (
+        f"a parameter takes {weight} bytes{linears}, its gradient {each.gradient}, "
+        f"{run.optimizer} {optimizer}"
+    )
+
+
+def _split(config: Config) -> str:
+    """What data-parallel ranks split, and who does it; one rank has nobody to split it with."""
+    parallel, experts = config.parallel, config.model.experts
+    what = ZERO[parallel.zero]
+    if parallel.zero == 0:
+        return f"data-parallel ranks split {what}"
+    who = SHARDERS[parallel.sharder]
+    if parallel.replicas == 1 and not (experts and parallel.expert_replicas > 1):
+        return (
+            f"nothing is split: there is one data-parallel rank (--dp); several would split {what} "
+            f"({who})"
+        )
+    copies_ = f", in {parallel.shard_copies} copies" if parallel.shard_copies > 1 else ""
+    return f"data-parallel ranks split {what} ({who}){copies_}"
 
 
 def _under_imbalance(config: Config, held: Sequence[StageMemory]) -> dict[float, tuple[int, ...]]:

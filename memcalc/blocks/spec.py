@@ -98,7 +98,9 @@ class Spec:
             ConfigError: Its size is unknown.
         """
         if self.v is None:
-            raise ConfigError(f"{self.model.name} states no vocabulary size")
+            raise ConfigError(
+                f"{self.model.name} states no vocabulary size: give it (--vocab-size)"
+            )
         return self.v
 
     def positions(self) -> Axis:

@@ -13,6 +13,7 @@ from memcalc.cli.options import (
     RUN,
     SHARDS,
     SHOW,
+    WHOLE,
     configure,
     model,
     options,
@@ -22,7 +23,7 @@ from memcalc.cli.options import (
 
 @click.command()
 @model
-@options(*RUN, "global_batch_size", *PIPELINE, *SHARDS, *CHOICES, *KERNELS, *SHOW)
+@options(*RUN, *WHOLE, *PIPELINE, *SHARDS, *CHOICES, *KERNELS, *SHOW)
 def comm(model: str, format_: str | None, output: Path | None, **settings: Any) -> None:
     """Collectives of a layer and of an iteration, with the bytes that one rank sends.
 

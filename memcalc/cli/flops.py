@@ -7,12 +7,12 @@ import click
 
 import memcalc
 from memcalc.answers.flops import SCOPES
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, WHOLE, configure, model, options, show
 
 
 @click.command()
 @model
-@options(*RUN, "global_batch_size", "pp", "dp", "frozen", *CHOICES, *KERNELS, "gpu")
+@options(*RUN, *WHOLE, "pp", "dp", "frozen", *CHOICES, *KERNELS, "gpu")
 @click.option("--iteration-time", type=float, metavar="SECONDS", help="Time of an iteration.")
 @click.option("--gpus", type=click.IntRange(1, 2**24), help="GPUs that run it.")
 @click.option("--causal", is_flag=True, help="Count half of the attention's own products.")

@@ -13,6 +13,7 @@ from memcalc.cli.options import (
     RUN,
     SHOW,
     STATES,
+    WHOLE,
     configure,
     model,
     options,
@@ -22,7 +23,7 @@ from memcalc.cli.options import (
 
 @click.command()
 @model
-@options(*RUN, "global_batch_size", *PIPELINE, *STATES, *CHOICES, *KERNELS, "cross_entropy", "gpu")
+@options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, "cross_entropy", "gpu")
 @click.option(
     "--budget",
     metavar="SIZE|GPU",

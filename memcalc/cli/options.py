@@ -41,6 +41,12 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     "global_batch_size": click.option(
         "--global-batch-size", type=click.IntRange(1, 2**31), help="Sequences an iteration."
     ),
+    "vocab_size": click.option(
+        "--vocab-size",
+        type=click.IntRange(1, 2**31),
+        metavar="N",
+        help="Tokens of the vocabulary, before a launch file's framework pads it.",
+    ),
     "pp": click.option("--pp", type=click.IntRange(1, 2**20), help="Pipeline-parallel size."),
     "vpp": click.option("--vpp", type=click.IntRange(1, 2**20), help="Virtual pipeline stages."),
     "schedule": click.option(
@@ -83,7 +89,9 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         "too (3).  [default: 0]",
     ),
     "sharder": click.option(
-        "--sharder", type=click.Choice(list(SHARDERS)), help="Who splits.  [default: megatron]"
+        "--sharder",
+        type=click.Choice(list(SHARDERS)),
+        help="Who splits.  [default: megatron, of --zero 2 and 3 deepspeed]",
     ),
     "shard_copies": click.option(
         "--shard-copies",
@@ -103,7 +111,7 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     "main_grads": click.option(
         "--main-grads",
         type=click.Choice(list(MAIN_GRADS)),
-        help="Type in which gradients are summed.  [default: fp32]",
+        help="Type in which gradients are summed.  [default: fp32, DeepSpeed's as weights']",
     ),
     "main_params": click.option(
         "--main-params",
@@ -207,6 +215,7 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
 
 model = click.argument("model")
 RUN = ("run", "seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
+WHOLE = ("global_batch_size", "vocab_size")  # of an iteration of the whole model
 PIPELINE = (
     *("pp", "vpp", "schedule", "microbatch_group_size", "layout", "first_stage_layers"),
     *("last_stage_layers", "embedding_as_layer", "loss_as_layer"),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from memcalc import figures, files
-from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, configure, options
+from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, WHOLE, configure, options
 from memcalc.config import Config
 
 
@@ -16,7 +16,7 @@ from memcalc.config import Config
 @click.argument("model", required=False)
 @options(
     *RUN,
-    "global_batch_size",
+    *WHOLE,
     *PIPELINE,
     *STATES,
     *CHOICES,

@@ -40,7 +40,7 @@ def load(
         settings: What replaces the files' word, or memcalc's assumption: ``seq_length``,
             ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
             ``implementation``, ``attention``, ``expert_products``, ``dropout``,
-            ``gpu``, ``tp``, ``sp``, ``pp``,
+            ``vocab_size``, ``gpu``, ``tp``, ``sp``, ``pp``,
             ``vpp``, ``dp``, ``cp``, ``cp_kind``, ``ep``, ``etp``, ``imbalance``, and the other
             fields of ``Parallel`` and ``Run``.
 

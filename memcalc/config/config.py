@@ -286,7 +286,7 @@ RUN_SETTINGS = (
 OTHER_SETTINGS = (
     *("recompute", "implementation", "attention", "expert_products", "dropout"),
     *("cross_entropy", "batch_first", "softmax_fp32", "fused_gate", "gathers_tokens"),
-    "distributed_optimizer",
+    *("distributed_optimizer", "vocab_size", "vocab_multiple"),
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
@@ -325,7 +325,9 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
         assumed.append("no tensor parallelism")
     if "precision" not in said:
         assumed.append("bf16 activations")
-    _shard(said)
+    assumed += _shard(said)
+    if said.get("zero") and "dp" not in said:
+        assumed.append("one data-parallel rank")
     if "environment" in said:
         said["environment"] = environment(said["environment"])
     kernels = _implementation(said)
@@ -335,8 +337,9 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
     if "recompute" in said:
         chosen["recompute"] = _words(said["recompute"])
     parallel = Parallel(**{name: said[name] for name in PARALLEL_SETTINGS if name in said})
+    model = _with_vocabulary(source.model, said, parallel.tp, assumed)
     return Config(
-        _with_dropout(source.model, said.get("dropout")),
+        _with_dropout(model, said.get("dropout")),
         parallel,
         Run(**chosen, implementation=kernels),
         tuple(assumed),
@@ -386,8 +389,13 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
 
 
-def _shard(said: dict[str, Any]) -> None:
-    """What Megatron's word for its own sharding, or PyTorch's name alone, means in ``zero``."""
+def _shard(said: dict[str, Any]) -> list[str]:
+    """What words for sharding mean that say less than all, and what is assumed of them.
+
+    DeepSpeed sums gradients in the weights' type, if nothing else is said (0.18.2,
+    runtime/engine.py: get_data_types); up to 0.17 in fp32, where it splits nothing of bf16.
+    """
+    assumed = []
     distributed = said.pop("distributed_optimizer", None)
     if distributed is not None:
         fields.flag("distributed_optimizer", distributed)
@@ -397,8 +405,17 @@ def _shard(said: dict[str, Any]) -> None:
         )
     if distributed:
         said |= {"zero": 1, "sharder": "megatron"}
-    elif said.get("sharder") == "fsdp2":
+    elif said.get("sharder") in ("fsdp2", "megatron-fsdp"):
         said.setdefault("zero", 3)
+    elif said.get("zero") in (2, 3) and "sharder" not in said:
+        said["sharder"] = "deepspeed"
+        assumed.append(f"sharder deepspeed (zero {said['zero']})")
+    if said.get("sharder") == "deepspeed" and "main_grads" not in said:
+        narrow = {"fp32": "fp32", "fp16": "fp16"}.get(str(said.get("precision")), "bf16")
+        said["main_grads"] = narrow
+        if narrow == "bf16" and not said.get("zero"):
+            assumed.append("bf16 gradients (DeepSpeed from 0.18 on)")
+    return assumed
 
 
 def _qkv_width(model: Model) -> int:
@@ -444,6 +461,21 @@ def _words(value: Any) -> tuple[str, ...]:
     if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
         raise ConfigError("recompute must be a policy or names of regions, separated by commas")
     return tuple(word.strip() for word in words)
+
+
+def _with_vocabulary(model: Model, said: Mapping[str, Any], tp: int, assumed: list[str]) -> Model:
+    """The model with the vocabulary that is said, padded where the run's framework pads it."""
+    size = said.get("vocab_size")
+    if size is None:
+        return model
+    if model.classes is not None:
+        raise ConfigError(f"{model.name} has classes, and no vocabulary")
+    fields.whole("vocab_size", size, 2**31)
+    multiple = said.get("vocab_multiple")
+    if multiple is not None:
+        fields.whole("vocab_multiple", multiple, 2**31)
+        size = fields.padded(size, multiple, tp, assumed)
+    return replace(model, vocab_size=size)
 
 
 def _with_dropout(model: Model, dropout: float | None) -> Model:

@@ -121,6 +121,21 @@ def divides(divisor: tuple[str, int], number: tuple[str, int]) -> None:
         raise ConfigError(f"{divisor[0]} {divisor[1]} does not divide {number[0]} {number[1]}")
 
 
+def padded(size: int, multiple: int, tp: int, assumed: list[str]) -> int:
+    """A vocabulary padded so that t ranks split it in multiples, as Megatron-LM does; and a line.
+
+    >>> padded(50257, 128, 8, [])
+    51200
+    """
+    each = multiple * tp
+    if each < 1:
+        raise ConfigError(f"a vocabulary is not padded to a multiple of {each}")
+    found = -(-size // each) * each
+    if found != size:
+        assumed.append(f"vocabulary {found} ({size} padded to a multiple of {each})")
+    return found
+
+
 def shown(value: Any) -> str:
     """A value as a message shows it: never more than a few words."""
     if isinstance(value, int) and abs(value) >= 10**20:

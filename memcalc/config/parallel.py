@@ -19,10 +19,13 @@ ZERO = {
 }
 SHARDERS = {
     "megatron": "Megatron-LM's distributed optimizer, over data- and context-parallel ranks",
+    "megatron-fsdp": "Megatron-FSDP, over data- and context-parallel ranks",
     "deepspeed": "DeepSpeed's ZeRO, over data- and sequence-parallel ranks",
     "fsdp2": "PyTorch's fully_shard, whose shards of weights are the optimizer's own copy",
     "nanotron": "nanotron's ZeRO, over data-parallel ranks alone",
 }
+
+MOST = {"megatron": 1, "nanotron": 1}  # the level of ZeRO beyond which a sharder does not go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class Parallel:
         embedding_as_layer: Whether an even spread counts the embedding as a layer.
         loss_as_layer: Whether it counts the loss as one.
         zero: What data-parallel ranks split among them, a key of ``ZERO``: Megatron's distributed
-            optimizer is 1, fully sharded data parallelism 3.
+            optimizer is 1, and no more; fully sharded data parallelism 3.
         sharder: Who splits it, a word of ``SHARDERS``.
         shard_copies: How many copies of the shards there are: hybrid sharding's replicas,
             instances of Megatron's distributed optimizer.
@@ -272,8 +275,11 @@ class Parallel:
                 f"fsdp2 splits weights, gradients and states (zero 3; 2 where it does not reshard "
                 f"after forward), not zero {self.zero}"
             )
-        if self.sharder == "nanotron" and self.zero > 1:
-            raise ConfigError(f"nanotron splits the optimizer's states (zero 1), not {self.zero}")
+        if self.sharder in MOST and self.zero > MOST[self.sharder]:
+            raise ConfigError(
+                f"{self.sharder} splits the optimizer's states (zero 1), not {ZERO[self.zero]}: "
+                f"zero {self.zero} is of sharder deepspeed, fsdp2 or megatron-fsdp"
+            )
         fields.whole("shard_copies", self.shard_copies, 2**20)
         if self.replicas > 1:
             fields.divides(

@@ -77,6 +77,15 @@ def lines(
     return found
 
 
+def off(value: Any) -> bool:
+    """Whether a value is a section that is turned off.
+
+    >>> off({"enabled": False, "x": 1}), off({"x": 1})
+    (True, False)
+    """
+    return isinstance(value, dict) and value.get("enabled") is False
+
+
 def precision(content: Mapping[str, Any]) -> str | None:
     """The precision that DeepSpeed's sections ``bf16`` (or ``bfloat16``) and ``fp16`` enable.
 
@@ -99,26 +108,22 @@ def zero(content: Mapping[str, Any]) -> list[str]:
     return [f"ZeRO stage {str(stage)[:10]} leaves activations as they are"] if stage else []
 
 
-def sharding(content: Mapping[str, Any], precision: str | None) -> dict[str, Any]:
+def sharding(content: Mapping[str, Any]) -> dict[str, Any]:
     """How DeepSpeed's ``zero_optimization`` splits states, and in what type it sums gradients.
 
-    That is the weights' type, but for bf16 without ZeRO (DeepSpeed runtime/engine.py,
-    ``get_data_types``).
-
-    >>> sharding({"zero_optimization": {"stage": 2}}, "bf16")
-    {'main_grads': 'bf16', 'zero': 2, 'sharder': 'deepspeed'}
+    >>> sharding({"zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "fp32"}})
+    {'sharder': 'deepspeed', 'zero': 2, 'main_grads': 'fp32'}
 
     Raises:
         InputError: A value is of another kind than its key's.
     """
     zero_ = section(content, "zero_optimization")
-    stage = count(zero_, "stage")
-    narrow = precision == "fp16" or (precision == "bf16" and stage)
+    found: dict[str, Any] = {"sharder": "deepspeed"}
+    if stage := count(zero_, "stage"):
+        found["zero"] = stage
     types = section(content, "data_types")
-    grads = word(types, "grad_accum_dtype", _TYPES, str(precision) if narrow else "fp32")
-    found = {} if grads == "fp32" else {"main_grads": grads}
-    if stage:
-        found |= {"zero": stage, "sharder": "deepspeed"}
+    if "grad_accum_dtype" in types:
+        found["main_grads"] = word(types, "grad_accum_dtype", _TYPES, "fp32")
     size = zero_.get("reduce_bucket_size")
     if stage and isinstance(size, (int, float)) and 1 <= size < 2**40:
         found["bucket"] = int(size)
@@ -143,16 +148,6 @@ def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
             f"optimizer {shown(str(name))} is not modelled: Adam's states are counted"
         )
     return {"optimizer": found or "adam"}
-
-
-def offloads(content: Mapping[str, Any]) -> list[str]:
-    """A line for each of DeepSpeed's offloads, of which states are counted on the GPU."""
-    zero = section(content, "zero_optimization")
-    return [
-        f"{key} is not modelled: less is kept on the GPU than counted"
-        for key in ("offload_optimizer", "offload_param")
-        if section(zero, key).get("device", "none") != "none"
-    ]
 
 
 def batch(

@@ -31,6 +31,7 @@ from memcalc.config.readers.megatron_names import (
     NOTHING,
     OPTIMIZERS,
     POSITIONS,
+    RESHARDING,
     SHARDING,
     SIZES,
     TELLING,
@@ -431,6 +432,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "gathers_tokens": (experts and dispatcher in (None, "allgather")) or None,
         "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",
         "environment": said.run(_environment, said),
+        "vocab_multiple": said.run(_vocab_multiple, said),
     }
 
 
@@ -476,9 +478,12 @@ def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
         "shard_copies": said.count("num-distributed-optimizer-instances"),
         "fp8_params": said.flag("fp8-param-gather") or None,
     }
-    if said.flag("use-megatron-fsdp"):
+    if said.flag("use-megatron-fsdp") or said.flag("use-custom-fsdp"):
         strategy = said.word("data-parallel-sharding-strategy", SHARDING)
         settings |= {"distributed_optimizer": None, "zero": int(strategy or 0)}
+        settings["sharder"] = "megatron-fsdp"
+    if said.flag("use-torch-fsdp2"):
+        return settings | {"shard_copies": None, "zero": _resharding(said), "sharder": "fsdp2"}
     if settings["shard_copies"] is not None and not (
         settings["distributed_optimizer"] or settings.get("zero")
     ):
@@ -501,6 +506,20 @@ def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
         "main_params": "remainder" if remainder else main,
         "moments": max(moments, key=lambda name: MOMENTS.get(name, 0)),
     }
+
+
+def _resharding(said: _Arguments) -> int:
+    """The level of ZeRO that PyTorch's FSDP2 is: 2 where gathered weights stay after forward."""
+    if said.flag("torch-fsdp2-no-reshard-after-forward"):
+        return 2
+    name = "torch-fsdp2-reshard-after-forward"
+    if re.fullmatch(r"[0-9]{1,9}", said.text(name) or ""):
+        said.unmodelled.append(
+            f"--{name} {said.text(name)} is not modelled: more than counted, for weights stay "
+            "split over fewer ranks after forward"
+        )
+        return 3
+    return int(said.word(name, RESHARDING) or 3)
 
 
 def _chunks(said: _Arguments, layers: int | None, settings: Mapping[str, Any]) -> int | None:
@@ -750,14 +769,13 @@ def _vocabulary(said: _Arguments, tp: int) -> int | None:
     """The size of the vocabulary, padded as Megatron pads it."""
     padded = said.count("padded-vocab-size")
     size = said.count("vocab-size")
-    multiple = said.count("make-vocab-size-divisible-by")
     if padded is not None or size is None:
         return padded
     size += said.count("extra-vocab-size") or 0
-    each = (128 if multiple is None else multiple) * tp
-    if each < 1:
-        raise ConfigError(f"a vocabulary is not padded to a multiple of {each}")
-    padded = -(-size // each) * each
-    if padded != size:
-        said.assumed.append(f"vocabulary {padded} ({size} padded to a multiple of {each})")
-    return padded
+    return fields.padded(size, _vocab_multiple(said), tp, said.assumed)
+
+
+def _vocab_multiple(said: _Arguments) -> int:
+    """What a vocabulary is padded to a multiple of, on each tensor-parallel rank."""
+    multiple = said.count("make-vocab-size-divisible-by")
+    return 128 if multiple is None else multiple

@@ -3,7 +3,8 @@
 HYBRID = "layers of state-space models are counted as attention"
 OFFLOADED = "less is kept on the GPU than counted"
 GRAPHS = "more than counted: graphs hold buffers of their own"
-GATHERED = "more than counted: layers of gathered weights"
+MEGATRON_FSDP = "more than counted: buckets of gathered weights and of gradients"
+TORCH_FSDP2 = "counted as fsdp2 of fp32 shards; more in the optimizer's step: fp32 gradients"
 PADDED = "more than counted: experts' inputs are padded"
 ALIKE = "layers are counted as all alike"
 VISION = "a model of images is not counted"
@@ -51,10 +52,10 @@ UNMODELLED = {
     "retro-add-retriever": "the retriever is not counted",
     "spec": "another layer than counted may run, unless it says `local`",
     "tp-comm-overlap": "more than counted: buffers of communication",
-    "use-custom-fsdp": GATHERED,
+    "use-custom-fsdp": MEGATRON_FSDP,
     "use-kitchen": "other layers than counted run",
-    "use-megatron-fsdp": GATHERED,
-    "use-torch-fsdp2": GATHERED,
+    "use-megatron-fsdp": MEGATRON_FSDP,
+    "use-torch-fsdp2": TORCH_FSDP2,
     "use-transformer-engine-op-fuser": "fused operations keep other tensors",
 }
 
@@ -171,8 +172,9 @@ FLAGS = set(
     no-bias-swiglu-fusion no-create-attention-mask-in-dataloader no-gradient-accumulation-fusion
     no-masked-softmax-fusion no-position-embedding openai-gelu qk-layernorm
     recompute-activations sequence-parallel squared-relu swiglu
-    untie-embeddings-and-output-weights use-distributed-optimizer use-flash-attn
-    use-legacy-models use-precision-aware-optimizer use-rotary-position-embeddings
+    torch-fsdp2-no-reshard-after-forward untie-embeddings-and-output-weights
+    use-distributed-optimizer use-flash-attn use-legacy-models use-precision-aware-optimizer
+    use-rotary-position-embeddings
     """.split()  # noqa: SIM905 - words read best as words
 )
 VALUES = set(
@@ -192,14 +194,16 @@ VALUES = set(
     optimizer padded-vocab-size pipeline-model-parallel-layout pipeline-model-parallel-size
     position-embedding-type q-lora-rank qk-head-dim qk-pos-emb-head-dim rampup-batch-size
     recompute-granularity recompute-method recompute-modules recompute-num-layers seq-length
-    softmax-type tensor-model-parallel-size transformer-impl v-head-dim vocab-size
-    wgrad-deferral-limit window-attn-skip-freq window-size
+    softmax-type tensor-model-parallel-size torch-fsdp2-reshard-after-forward transformer-impl
+    v-head-dim vocab-size wgrad-deferral-limit window-attn-skip-freq window-size
     """.split()  # noqa: SIM905 - as above
 )
 
 OPTIMIZERS = {"adam": "adam", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 # Megatron-FSDP's words for what is split over data-parallel ranks, as levels of ZeRO.
 SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+# Whether PyTorch's FSDP2 splits weights again after forward, as levels of ZeRO.
+RESHARDING = {"auto": "3", "true": "3", "false": "2"}
 
 # Activations by the flag that chooses them; without one it is GeLU.
 ACTIVATIONS = {

@@ -6,9 +6,10 @@ Names, defaults and widths are those of ``megatron/neox_arguments`` and ``megatr
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.config import fields
 from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
-from memcalc.config.readers import keys
+from memcalc.config.readers import deepspeed, keys
 from memcalc.config.readers.shell import shown
 from memcalc.errors import ConfigError, InputError
 
@@ -85,10 +86,13 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     said = _underscored(content)
     assumed = keys.zero(said)
     settings, accumulation = _run(said)
-    unmodelled = _lines(said) + keys.offloads(said)
-    settings |= keys.sharding(said, settings.get("precision"))
+    unmodelled = _lines(said)
+    settings |= keys.sharding(said)
+    if settings.get("precision") == "bf16" and "zero" not in settings:
+        settings.setdefault("main_grads", "fp32")  # its DeepSpeed is of before 0.18
     settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
     settings |= _recompute(said, unmodelled)
+    settings["vocab_multiple"] = _vocab_multiple(said)
     if not any(size in said for size in SIZES):
         return RunSource(settings, tuple(assumed), tuple(unmodelled), accumulation)
     model = _model(said, name, settings.get("tp", 1), assumed)
@@ -225,14 +229,13 @@ def _vocabulary(said: Mapping[str, Any], tp: int, assumed: list[str]) -> int | N
     padded, size = keys.count(said, "padded_vocab_size"), keys.count(said, "vocab_size")
     if padded is not None or size is None:
         return padded
+    return fields.padded(size, _vocab_multiple(said), tp, assumed)
+
+
+def _vocab_multiple(said: Mapping[str, Any]) -> int:
+    """What a vocabulary is padded to a multiple of, on each tensor-parallel rank."""
     multiple = keys.count(said, "make_vocab_size_divisible_by")
-    each = (128 if multiple is None else multiple) * tp
-    if each < 1:
-        raise ConfigError(f"a vocabulary is not padded to a multiple of {each}")
-    padded = -(-size // each) * each
-    if padded != size:
-        assumed.append(f"vocabulary {padded} ({size} padded to a multiple of {each})")
-    return padded
+    return 128 if multiple is None else multiple
 
 
 def _kernels(
@@ -265,10 +268,10 @@ def _attentions(config: Any) -> set[str]:
 
 
 def _lines(said: Mapping[str, Any]) -> list[str]:
-    set_ = {key: value for key, value in said.items() if not _off(value)}
+    set_ = {key: value for key, value in said.items() if not keys.off(value)}
     known = [key for key in set_ if key.startswith((*FAMILIES, *MORE_FAMILIES))]
-    return keys.lines(set_, UNMODELLED, (*USED, *SIZES, *HARMLESS, *known))
-
-
-def _off(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("enabled") is False
+    zero = keys.section(said, "zero_optimization")
+    if keys.count(said, "pipe_parallel_size"):
+        zero.pop("overlap_comm", None)  # DeepSpeed turns it off in a pipeline
+    more = deepspeed.lines({**said, "zero_optimization": zero})
+    return keys.lines(set_, UNMODELLED, (*USED, *SIZES, *HARMLESS, *known)) + more
