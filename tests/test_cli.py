@@ -287,6 +287,17 @@ class TestJson:
         assert outcome.err == f"memcalc: warning: {warning}\n"
         assert f"warning: {warning}" in outcome.document["notes"]
 
+    def test_what_a_layer_has_no_use_for_is_warned_about(self, memcalc):
+        line = "flops 22b --scope layer --format json"
+        outcome = memcalc(f"{line} --global-batch-size 64 --dp 2")
+        warnings = [
+            f"warning: {name} has no effect with --scope layer: one layer, one micro-batch"
+            for name in ("--global-batch-size", "--dp")
+        ]
+        assert outcome.err == "".join(f"memcalc: {warning}\n" for warning in warnings)
+        assert [n for n in outcome.document["notes"] if n.startswith("warning")] == warnings
+        assert memcalc(line).err == ""
+
 
 class TestFormats:
     @pytest.mark.parametrize("question", QUESTIONS)
@@ -442,6 +453,8 @@ USAGE = [
         "micro-batch size x data parallel 4 does not divide global",
     ),
     ("comm 22b --pp 100", "100 pipeline chunks are more than layers 48"),
+    ("plot memory 22b --accounting paper -o x.png", "--accounting has no place here: memory has"),
+    ("plot paper-7 --accounting exact -o x.png", "--accounting has no place here: paper-7 has"),
 ]
 
 

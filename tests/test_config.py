@@ -182,6 +182,61 @@ def test_sequence_parallelism_over_one_rank_is_warned_about():
     assert any(note.startswith("warning: sequence") for note in memcalc.ledger(config).notes)
 
 
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"bucket": 100}, "bucket 100 has no effect without DeepSpeed's ZeRO"),
+        ({"bucket": 100, "sharder": "fsdp2"}, "bucket 100 has no effect without DeepSpeed's"),
+        ({"cp_kind": "all_to_all"}, "cp_kind all_to_all has no effect with context parallel 1"),
+        ({"expert_products": "batched"}, "expert_products batched has no effect on gpt2, which"),
+        ({"imbalance": 3}, "imbalance 3 has no effect on gpt2, which has no experts"),
+        ({"embedding_as_layer": True}, "the embedding as a layer has no effect with pipeline"),
+        ({"loss_as_layer": True}, "the loss as a layer has no effect with pipeline parallel 1"),
+        ({"sharder": "deepspeed"}, "sharder deepspeed has no effect with zero 0"),
+        ({"sharder": "nanotron"}, "sharder nanotron has no effect with zero 0"),
+    ],
+)
+def test_what_is_said_and_has_no_effect_is_warned_about(settings, line):
+    (warning,) = load("gpt2", **settings).warnings
+    assert warning.startswith(line)
+
+
+def test_a_copy_of_weights_that_are_fp32_is_warned_about():
+    fp32 = {"precision": "fp32", "attention": "unfused"}
+    (line,) = load("gpt2", main_params="none", **fp32).warnings
+    assert line == "main_params none has no effect on fp32 weights, of which no copy is kept"
+    assert not load("gpt2", **fp32).warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "without"),
+    [
+        ("gpt2", "moe,mlp", ["moe: it is no part of gpt2"]),
+        ("gpt2", "expert_act", ["expert_act: it is no part of gpt2"]),
+        ("gpt2", "core_attention", ["core_attention: it has no parameters"]),
+        ("mixtral-8x7b", "moe,expert_act", ["expert_act: it has no parameters"]),
+        ("gpt-oss-20b", "core_attention,embedding,head", []),
+    ],
+)
+def test_a_frozen_part_that_is_not_there_is_warned_about(name, parts, without):
+    lines = [line for line in load(name, frozen=parts).warnings if "has no effect" in line]
+    assert lines == [f"frozen {part.replace(':', ' has no effect:')}" for part in without]
+
+
+def test_what_has_an_effect_or_is_a_default_is_not_warned_about():
+    spread = {"cp": 2, "cp_kind": "all_gather", "pp": 2, "embedding_as_layer": True}
+    states = {"dp": 2, "zero": 1, "sharder": "deepspeed", "bucket": 100, "main_params": "none"}
+    assert not load("gpt2", **spread, **states).warnings
+    assert not load("mixtral-8x7b", imbalance=3, expert_products="batched").warnings
+    defaults = {"cp_kind": "ring", "imbalance": 1.0, "expert_products": "grouped"}
+    assert not load("gpt2", **defaults, sharder="megatron", main_params="fp32").warnings
+
+
+def test_no_model_of_the_catalogue_is_warned_about_what_it_does_not_say():
+    for name in catalog.names():
+        assert not any("has no effect" in line for line in load(name).warnings), name
+
+
 def test_a_sequence_beyond_the_context_is_warned_about():
     assert load("gpt2", seq_length=2048).warnings == (
         "sequence length 2048 is beyond the model's context length 1024",
