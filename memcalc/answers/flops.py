@@ -51,6 +51,8 @@ def flops(
         raise UsageError(
             "an iteration's time is a number of seconds from 1e-6 to 1e9, for the whole iteration"
         )
+    if scope == "iteration":
+        config = config.padded
     seconds = None if iteration_time is None else Fraction(str(iteration_time))
     done = getattr(count, scope)(config, causal)
     printed = _printed(config) if scope == "iteration" and not causal else None
