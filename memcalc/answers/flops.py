@@ -36,7 +36,7 @@ def flops(
         causal: Whether the attention's own products count half.
 
     Raises:
-        UsageError: The time has no meaning, or no GPU is named.
+        UsageError: The time has no meaning, or no GPU is named, or there is no causal mask.
 
     >>> from memcalc.config import load
     >>> row, = flops(load("530b"), iteration_time=37.83).records()
@@ -55,6 +55,8 @@ def flops(
         config = config.padded
     seconds = None if iteration_time is None else Fraction(str(iteration_time))
     done = getattr(count, scope)(config, causal)
+    if causal and done == getattr(count, scope)(config):
+        raise UsageError(f"no attention counted here has a causal mask: {setting(config)}")
     printed = _printed(config) if scope == "iteration" and not causal else None
     mfu = _percent(done.model, config, seconds, gpus)
     return Report(
