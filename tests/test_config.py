@@ -1,7 +1,9 @@
 """Configs: what is valid, what is derived, what is assumed, what is refused and how."""
 
+import inspect
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import memcalc
@@ -405,3 +407,56 @@ def test_a_region_that_no_layer_has_is_warned_about(name, words, without):
     warnings = load(name, seq_length=512, recompute=words).warnings
     nothing = [line.partition(" ")[0] for line in warnings if "recomputes nothing: " in line]
     assert nothing == without
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda c: memcalc.ledger("22b"),
+            r"config must be a Config \(memcalc.load gives one\), not",
+        ),
+        (lambda c: memcalc.layer_bytes([]), "config must be a Config"),
+        (lambda c: memcalc.Config("22b", c.parallel, c.run), "model must be a Model, not '22b'"),
+        (lambda c: memcalc.layer(c, 3), "accounting must be text, not 3"),
+        (lambda c: memcalc.memory(c, budget=80), "budget must be text or None, not 80"),
+        (lambda c: memcalc.memory(c, explain=1), "explain must be true or false, not 1"),
+        (lambda c: memcalc.flops(c, iteration_time="x"), "iteration_time must be a number or None"),
+        (lambda c: memcalc.flops(c, iteration_time=True), "iteration_time must be a number or No"),
+        (
+            lambda c: memcalc.flops(c, iteration_time=1, gpus=2.5),
+            "gpus must be a whole number or N",
+        ),
+        (
+            lambda c: memcalc.flops(c, iteration_time=1, gpus=0),
+            "gpus must be a whole number from 1",
+        ),
+        (lambda c: memcalc.flops(c, iteration_time=1, gpus=-3), "from 1 to 16777216, not -3"),
+        (lambda c: memcalc.backtest("runs.jsonl"), "path must be a Path, not 'runs.jsonl'"),
+        (lambda c: memcalc.rnn(c), "config must be a Recurrent or None, not"),
+        (lambda c: memcalc.load("22b", gpu=3), "gpu must be one line of text, not 3"),
+        (lambda c: memcalc.layer(c).render(3), "format 3 is unknown"),
+    ],
+)
+def test_what_is_of_a_wrong_type_is_refused_where_it_comes_in(ask, message):
+    with pytest.raises(MemcalcError, match=message):
+        ask(load("22b"))
+
+
+def test_numbers_of_numpy_are_pythons_own_once_they_are_in():
+    config = load("gpt2", seq_length=np.int64(512), tp=np.int32(2), dropout=np.float64(0.5))
+    assert config == load("gpt2", seq_length=512, tp=2, dropout=0.5)
+    numbers = config.run.seq_length, config.parallel.tp, config.model.hidden_dropout
+    assert [type(number) for number in numbers] == [int, int, float]
+    assert type(Parallel(tp=np.int64(2)).tp) is type(Run(seq_length=np.int16(8)).seq_length) is int
+    assert type(Model(**TOY | {"heads": np.int64(8)}).kv_heads) is int
+    timed = {"iteration_time": np.float32(37.5), "gpus": np.int64(280)}
+    rows = memcalc.flops(load("530b"), iteration_time=37.5, gpus=280).rows
+    assert memcalc.flops(load("530b"), **timed).rows == rows
+    with pytest.raises(ConfigError, match="tp must be a whole number from 1"):
+        load("gpt2", tp=np.float64(2))
+
+
+def test_a_public_function_is_the_same_each_time_and_says_what_it_takes():
+    assert memcalc.flops is memcalc.flops
+    assert list(inspect.signature(memcalc.flops).parameters)[:2] == ["config", "scope"]

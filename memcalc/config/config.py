@@ -43,6 +43,8 @@ class Config:
     unmodelled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, kind in (("model", Model), ("parallel", Parallel), ("run", Run)):
+            fields.instance(name, getattr(self, name), kind)
         model, tp = self.model, self.parallel.tp
         tensor = ("tensor parallel", tp)
         fields.divides(tensor, ("heads", model.heads))
@@ -278,7 +280,7 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
         ConfigError: A setting is unknown or out of its bounds, or the sequence length is unknown.
     """
     run = run or RunSource({})
-    given = {name: value for name, value in overrides.items() if value is not None}
+    given = {name: fields.plain(value) for name, value in overrides.items() if value is not None}
     said = _overlaid(source.settings, run.settings, given)
     for name in said:
         if name not in SETTINGS:

@@ -4,6 +4,7 @@ from functools import cache
 from typing import NamedTuple
 
 from memcalc import resources
+from memcalc.config import fields
 from memcalc.errors import ConfigError, nearest
 from memcalc.units import parse_bytes
 
@@ -53,6 +54,7 @@ def gpu(name: str) -> Gpu:
     >>> gpu("a100").name, gpu("a100").peaks["bf16"]
     ('a100-80gb', 312000000000000)
     """
+    fields.text("gpu", name)
     known = _by_name()
     if name.lower() not in known:
         raise ConfigError(f"GPU {name[:40]!r} is unknown; {nearest(name, known)}")
