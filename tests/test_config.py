@@ -460,3 +460,9 @@ def test_numbers_of_numpy_are_pythons_own_once_they_are_in():
 def test_a_public_function_is_the_same_each_time_and_says_what_it_takes():
     assert memcalc.flops is memcalc.flops
     assert list(inspect.signature(memcalc.flops).parameters)[:2] == ["config", "scope"]
+
+
+@pytest.mark.parametrize("imbalance", [-1, 0, 0.5, 2e9, float("nan"), "2"])
+def test_an_imbalance_has_one_bound(imbalance):
+    with pytest.raises(ConfigError, match=r"imbalance must be a number from 1 to 1e\+09, not"):
+        load("mixtral-8x7b", imbalance=imbalance)

@@ -97,9 +97,7 @@ class Run:
             fields.word("implementation", self.implementation, IMPLEMENTATIONS)
             object.__setattr__(self, "implementation", IMPLEMENTATIONS[self.implementation])
         self._method(policy(self.recompute))
-        fields.positive("imbalance", self.imbalance)
-        if self.imbalance < 1:
-            raise ConfigError(f"imbalance {self.imbalance} is less than an even share, 1")
+        fields.between("imbalance", self.imbalance, 1, 1e9)
         if self.gpu is not None:
             gpu(self.gpu)
         object.__setattr__(self, "environment", environment(self.environment))
