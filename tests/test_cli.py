@@ -467,6 +467,24 @@ def test_bad_usage_is_one_line_on_stderr_and_status_2(memcalc, line, message):
     assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("layer qwen", "did you mean 'qwen3-8b' or 'qwen3-32b'? `memcalc models` lists all\n"),
+        ("layer zzzz", "nor a file; `memcalc models` lists all\n"),
+        ("memory 22b --gpu zzzz", "is unknown; `memcalc gpus` lists all\n"),
+        ("memory 22b --budget zzzz", "nor a GPU; `memcalc gpus` lists all\n"),
+        ("ledger 22b --recompute zzzz", "nor a region; `memcalc ledger --help` lists all\n"),
+        ("zzzz", "no command 'zzzz'; `memcalc --help` lists all\n"),
+    ],
+)
+def test_of_many_choices_a_few_are_named_and_what_lists_all(memcalc, line, hint):
+    outcome = memcalc(line)
+    assert outcome.status == 2
+    assert hint in outcome.err
+    assert len(outcome.err) < 200
+
+
 class TestHelp:
     def test_every_command_has_help_with_examples(self, memcalc):
         listed = memcalc("--help").out
