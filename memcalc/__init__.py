@@ -128,7 +128,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
-    return resolve(_PUBLIC[name])
+    found = resolve(_PUBLIC[name])
+    if callable(found) and not isinstance(found, type):
+        found = resolve("memcalc.checked:checked")(found)
+    globals()[name] = found  # the same object each time
+    return found
 
 
 def __dir__() -> list[str]:

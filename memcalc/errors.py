@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MOST_LISTED = 10  # choices in one message
+
 
 class MemcalcError(Exception):
     """The base of every error that memcalc raises for something its user did."""
@@ -24,16 +26,33 @@ class UsageError(MemcalcError, ValueError):
     """A question that makes no sense as it was asked."""
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """A sentence that leads from a mistyped word to the valid ones.
+def nearest(word: str, choices: Iterable[str], all_of_them: str = "") -> str:
+    """A sentence that leads from a mistyped word to the valid ones: to a few, where there are many.
+
+    Args:
+        word: What was written.
+        choices: The valid words.
+        all_of_them: What lists them all, where a message cannot.
 
     >>> nearest("175", ["22b", "175b", "530b"])
     "did you mean '175b'?"
     >>> nearest("zzz", ["none", "full"])
     "choose from 'full', 'none'"
+    >>> nearest("gpt3", [f"gpt{n}" for n in range(4, 40)], "`memcalc models`")
+    "did you mean 'gpt39' or 'gpt38' or 'gpt37'? `memcalc models` lists all"
+    >>> nearest("zzz", [f"gpt{n}" for n in range(4, 40)], "`memcalc models`")
+    '`memcalc models` lists all'
+    >>> nearest("zzz", [f"gpt{n}" for n in range(4, 40)])
+    "the nearest of 36 are 'gpt9', 'gpt8', 'gpt7'"
     """
     choices = sorted(choices)
+    many = len(choices) > MOST_LISTED
+    lists = f"{all_of_them} lists all" if many and all_of_them else ""
     close = get_close_matches(word.lower(), choices, n=3, cutoff=0.6)
     if close:
-        return f"did you mean {' or '.join(repr(c) for c in close)}?"
-    return f"choose from {', '.join(repr(c) for c in choices)}"
+        return f"did you mean {' or '.join(repr(c) for c in close)}? {lists}".rstrip()
+    if lists:
+        return lists
+    few = get_close_matches(word.lower(), choices, n=3, cutoff=0) if many else choices
+    listed = ", ".join(repr(c) for c in few)
+    return f"the nearest of {len(choices)} are {listed}" if many else f"choose from {listed}"

@@ -409,7 +409,7 @@ class TestReport:
         spread = changed(SIMUMAX, "parallel", "expert", to=2)
         outcome = memcalc(f"backtest {written(changed(spread, 'model', to=model))} --imbalance 0.5")
         assert (outcome.status, outcome.out) == (2, "")
-        assert "imbalance 0.5 is less than an even share" in outcome.err
+        assert "imbalance must be a number from 1 to 1e+09, not 0.5" in outcome.err
 
     @pytest.mark.parametrize("share", ["-1%", "x", "2%%", "nan", "1e9"])
     def test_what_is_no_share(self, memcalc, share):

@@ -287,6 +287,17 @@ class TestJson:
         assert outcome.err == f"memcalc: warning: {warning}\n"
         assert f"warning: {warning}" in outcome.document["notes"]
 
+    def test_what_a_layer_has_no_use_for_is_warned_about(self, memcalc):
+        line = "flops 22b --scope layer --format json"
+        outcome = memcalc(f"{line} --global-batch-size 64 --dp 2")
+        warnings = [
+            f"warning: {name} has no effect with --scope layer: one layer, one micro-batch"
+            for name in ("--global-batch-size", "--dp")
+        ]
+        assert outcome.err == "".join(f"memcalc: {warning}\n" for warning in warnings)
+        assert [n for n in outcome.document["notes"] if n.startswith("warning")] == warnings
+        assert memcalc(line).err == ""
+
 
 class TestFormats:
     @pytest.mark.parametrize("question", QUESTIONS)
@@ -442,6 +453,8 @@ USAGE = [
         "micro-batch size x data parallel 4 does not divide global",
     ),
     ("comm 22b --pp 100", "100 pipeline chunks are more than layers 48"),
+    ("plot memory 22b --accounting paper -o x.png", "--accounting has no place here: memory has"),
+    ("plot paper-7 --accounting exact -o x.png", "--accounting has no place here: paper-7 has"),
 ]
 
 
@@ -452,6 +465,24 @@ def test_bad_usage_is_one_line_on_stderr_and_status_2(memcalc, line, message):
     assert message in outcome.err
     assert outcome.err.startswith("memcalc")
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("layer qwen", "did you mean 'qwen3-8b' or 'qwen3-32b'? `memcalc models` lists all\n"),
+        ("layer zzzz", "nor a file; `memcalc models` lists all\n"),
+        ("memory 22b --gpu zzzz", "is unknown; `memcalc gpus` lists all\n"),
+        ("memory 22b --budget zzzz", "nor a GPU; `memcalc gpus` lists all\n"),
+        ("ledger 22b --recompute zzzz", "nor a region; `memcalc ledger --help` lists all\n"),
+        ("zzzz", "no command 'zzzz'; `memcalc --help` lists all\n"),
+    ],
+)
+def test_of_many_choices_a_few_are_named_and_what_lists_all(memcalc, line, hint):
+    outcome = memcalc(line)
+    assert outcome.status == 2
+    assert hint in outcome.err
+    assert len(outcome.err) < 200
 
 
 class TestHelp:

@@ -1,7 +1,9 @@
 """Configs: what is valid, what is derived, what is assumed, what is refused and how."""
 
+import inspect
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import memcalc
@@ -182,6 +184,59 @@ def test_sequence_parallelism_over_one_rank_is_warned_about():
     assert any(note.startswith("warning: sequence") for note in memcalc.ledger(config).notes)
 
 
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"bucket": 100}, "bucket 100 has no effect without DeepSpeed's ZeRO"),
+        ({"bucket": 100, "sharder": "fsdp2"}, "bucket 100 has no effect without DeepSpeed's"),
+        ({"cp_kind": "all_to_all"}, "cp_kind all_to_all has no effect with context parallel 1"),
+        ({"expert_products": "batched"}, "expert_products batched has no effect on gpt2, which"),
+        ({"imbalance": 3}, "imbalance 3 has no effect on gpt2, which has no experts"),
+        ({"embedding_as_layer": True}, "the embedding as a layer has no effect with pipeline"),
+        ({"loss_as_layer": True}, "the loss as a layer has no effect with pipeline parallel 1"),
+    ],
+)
+def test_what_is_said_and_has_no_effect_is_warned_about(settings, line):
+    (warning,) = load("gpt2", **settings).warnings
+    assert warning.startswith(line)
+
+
+def test_a_copy_of_weights_that_are_fp32_is_warned_about():
+    fp32 = {"precision": "fp32", "attention": "unfused"}
+    (line,) = load("gpt2", main_params="none", **fp32).warnings
+    assert line == "main_params none has no effect on fp32 weights, of which no copy is kept"
+    assert not load("gpt2", **fp32).warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "without"),
+    [
+        ("gpt2", "moe,mlp", ["moe: it is no part of gpt2"]),
+        ("gpt2", "expert_act", ["expert_act: it is no part of gpt2"]),
+        ("gpt2", "core_attention", ["core_attention: it has no parameters"]),
+        ("mixtral-8x7b", "moe,expert_act", ["expert_act: it has no parameters"]),
+        ("gpt-oss-20b", "core_attention,embedding,head", []),
+    ],
+)
+def test_a_frozen_part_that_is_not_there_is_warned_about(name, parts, without):
+    lines = [line for line in load(name, frozen=parts).warnings if "has no effect" in line]
+    assert lines == [f"frozen {part.replace(':', ' has no effect:')}" for part in without]
+
+
+def test_what_has_an_effect_or_is_a_default_is_not_warned_about():
+    spread = {"cp": 2, "cp_kind": "all_gather", "pp": 2, "embedding_as_layer": True}
+    states = {"dp": 2, "zero": 1, "sharder": "deepspeed", "bucket": 100, "main_params": "none"}
+    assert not load("gpt2", **spread, **states).warnings
+    assert not load("mixtral-8x7b", imbalance=3, expert_products="batched").warnings
+    defaults = {"cp_kind": "ring", "imbalance": 1.0, "expert_products": "grouped"}
+    assert not load("gpt2", **defaults, sharder="megatron", main_params="fp32").warnings
+
+
+def test_no_model_of_the_catalogue_is_warned_about_what_it_does_not_say():
+    for name in catalog.names():
+        assert not any("has no effect" in line for line in load(name).warnings), name
+
+
 def test_a_sequence_beyond_the_context_is_warned_about():
     assert load("gpt2", seq_length=2048).warnings == (
         "sequence length 2048 is beyond the model's context length 1024",
@@ -350,3 +405,62 @@ def test_a_region_that_no_layer_has_is_warned_about(name, words, without):
     warnings = load(name, seq_length=512, recompute=words).warnings
     nothing = [line.partition(" ")[0] for line in warnings if "recomputes nothing: " in line]
     assert nothing == without
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda c: memcalc.ledger("22b"),
+            r"config must be a Config \(memcalc.load gives one\), not",
+        ),
+        (lambda c: memcalc.layer_bytes([]), "config must be a Config"),
+        (lambda c: memcalc.Config("22b", c.parallel, c.run), "model must be a Model, not '22b'"),
+        (lambda c: memcalc.layer(c, 3), "accounting must be text, not 3"),
+        (lambda c: memcalc.memory(c, budget=80), "budget must be text or None, not 80"),
+        (lambda c: memcalc.memory(c, explain=1), "explain must be true or false, not 1"),
+        (lambda c: memcalc.flops(c, iteration_time="x"), "iteration_time must be a number or None"),
+        (lambda c: memcalc.flops(c, iteration_time=True), "iteration_time must be a number or No"),
+        (
+            lambda c: memcalc.flops(c, iteration_time=1, gpus=2.5),
+            "gpus must be a whole number or N",
+        ),
+        (
+            lambda c: memcalc.flops(c, iteration_time=1, gpus=0),
+            "gpus must be a whole number from 1",
+        ),
+        (lambda c: memcalc.flops(c, iteration_time=1, gpus=-3), "from 1 to 16777216, not -3"),
+        (lambda c: memcalc.backtest("runs.jsonl"), "path must be a Path, not 'runs.jsonl'"),
+        (lambda c: memcalc.rnn(c), "config must be a Recurrent or None, not"),
+        (lambda c: memcalc.load("22b", gpu=3), "gpu must be one line of text, not 3"),
+        (lambda c: memcalc.layer(c).render(3), "format 3 is unknown"),
+    ],
+)
+def test_what_is_of_a_wrong_type_is_refused_where_it_comes_in(ask, message):
+    with pytest.raises(MemcalcError, match=message):
+        ask(load("22b"))
+
+
+def test_numbers_of_numpy_are_pythons_own_once_they_are_in():
+    config = load("gpt2", seq_length=np.int64(512), tp=np.int32(2), dropout=np.float64(0.5))
+    assert config == load("gpt2", seq_length=512, tp=2, dropout=0.5)
+    numbers = config.run.seq_length, config.parallel.tp, config.model.hidden_dropout
+    assert [type(number) for number in numbers] == [int, int, float]
+    assert type(Parallel(tp=np.int64(2)).tp) is type(Run(seq_length=np.int16(8)).seq_length) is int
+    assert type(Model(**TOY | {"heads": np.int64(8)}).kv_heads) is int
+    timed = {"iteration_time": np.float32(37.5), "gpus": np.int64(280)}
+    rows = memcalc.flops(load("530b"), iteration_time=37.5, gpus=280).rows
+    assert memcalc.flops(load("530b"), **timed).rows == rows
+    with pytest.raises(ConfigError, match="tp must be a whole number from 1"):
+        load("gpt2", tp=np.float64(2))
+
+
+def test_a_public_function_is_the_same_each_time_and_says_what_it_takes():
+    assert memcalc.flops is memcalc.flops
+    assert list(inspect.signature(memcalc.flops).parameters)[:2] == ["config", "scope"]
+
+
+@pytest.mark.parametrize("imbalance", [-1, 0, 0.5, 2e9, float("nan"), "2"])
+def test_an_imbalance_has_one_bound(imbalance):
+    with pytest.raises(ConfigError, match=r"imbalance must be a number from 1 to 1e\+09, not"):
+        load("mixtral-8x7b", imbalance=imbalance)

@@ -115,6 +115,27 @@ class TestIteration:
         (row,) = memcalc.flops(config, iteration_time=39.15, gpus=2240).records()
         assert round(row["mfu_percent"], 1) == 54.2
 
+    def test_a_vocabulary_that_ranks_do_not_divide_is_padded_and_that_is_said(self):
+        split, padded = load("gpt2", tp=4), load("gpt2", tp=4).padded
+        assert padded.model.vocab_size == 50688  # a multiple of 128 x 4
+        for answer in (memcalc.flops, memcalc.comm):
+            assert answer(split).rows == answer(padded).rows
+            assert "vocabulary 50688 (50257 padded to a multiple of 512" in answer(split).notes[1]
+        assert not any("vocabulary" in line for line in memcalc.flops(split, "layer").notes)
+
+    @pytest.mark.parametrize("name", ["bert-large", "vit-base"])
+    def test_a_causal_count_of_no_causal_mask_is_refused(self, name):
+        for scope in ("iteration", "layer"):
+            with pytest.raises(UsageError, match=f"no attention .* causal mask: {name}"):
+                memcalc.flops(load(name), scope, causal=True)
+
+    def test_a_causal_count_of_an_encoder_decoder_is_the_decoders(self):
+        """Of a layer each, s = 512 tokens: the decoder's own s x s, not the encoder's or across."""
+        config = load("t5-11b", seq_length=512)
+        (whole,), (half,) = (memcalc.flops(config, causal=c).records() for c in (False, True))
+        layers, s, width = config.model.layers, 512, config.model.heads * config.model.head_size
+        assert whole["forward_flops"] - half["forward_flops"] == layers * 2 * s**2 * width
+
     def test_a_causal_count_halves_the_attentions_products_alone(self):
         s, b, h, v, layers = 2048, 4, 6144, 51200, 48
         (row,) = memcalc.flops(load("22b"), causal=True).records()

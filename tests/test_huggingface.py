@@ -391,6 +391,19 @@ def cached(tmp_path, monkeypatch):
     return folder
 
 
+def asks(monkeypatch, error):
+    """The URLs that the Hub is asked for, which answers with an error, or not."""
+    asked = []
+
+    def metadata(url):
+        asked.append(url)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", metadata)
+    return asked
+
+
 class TestHub:
     @pytest.mark.parametrize("revision", ["", "@main", f"@{COMMIT}"])
     def test_a_cached_config_is_read_without_the_network(self, cached, revision):
@@ -421,21 +434,53 @@ class TestHub:
         kind = getattr(errors, problem)
         error = kind.__new__(kind)
 
-        def download(*args, **kwargs):
-            raise error
-
-        monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+        asks(monkeypatch, error)
         with pytest.raises(InputError) as caught:
             load("hf:org/name")
         assert str(caught.value) == f"hf:org/name: {hub.PROBLEMS[problem]}"
 
     def test_any_other_error_is_one_line_too(self, monkeypatch):
         def download(*args, **kwargs):
-            raise OSError("no route\nto host")
+            raise OSError("no space\nleft")
 
+        asks(monkeypatch, None)
         monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-        with pytest.raises(InputError, match=r"^hf:org/name: not to be had: OSError no route$"):
+        with pytest.raises(InputError, match=r"^hf:org/name: not to be had: OSError no space$"):
             load("hf:org/name")
+
+    def test_a_hub_out_of_reach_is_asked_once_and_said_in_one_line(
+        self, tmp_path, monkeypatch, memcalc
+    ):
+        from huggingface_hub import constants, file_download, hf_hub_url
+
+        monkeypatch.setattr(file_download.constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        asked = asks(monkeypatch, RuntimeError("Name or service not known"))
+        outcome = memcalc("ledger hf:org/name")
+        assert (outcome.status, outcome.out) == (2, "")
+        said = "neither in the local cache nor to be had: the Hub is out of reach"
+        assert outcome.err == f"memcalc: hf:org/name: {said}\n"
+        assert asked == [hf_hub_url("org/name", "config.json")]
+
+    def test_a_hub_that_does_not_answer_leaves_the_cache(self, cached, monkeypatch):
+        asks(monkeypatch, RuntimeError("Name or service not known"))
+        assert load("hf:meta-llama/Llama-3-8B").model.name == "meta-llama/Llama-3-8B"
+
+    def test_the_hubs_own_lines_are_silent_only_meanwhile(self, monkeypatch):
+        from huggingface_hub import logging
+
+        logging.set_verbosity_warning()
+        during = []
+
+        def download(*args, **kwargs):
+            during.append(logging.get_verbosity())
+            raise OSError
+
+        asks(monkeypatch, None)
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+        with pytest.raises(InputError):
+            load("hf:org/name")
+        assert (during, logging.get_verbosity()) == ([logging.ERROR], logging.WARNING)
 
     def test_without_huggingface_hub_the_extra_is_named(self, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)

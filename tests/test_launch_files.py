@@ -452,7 +452,10 @@ class TestMegatronArguments:
         [
             ("--num-layers 12x", "--num-layers must be a whole number, not '12x'"),
             ("--num-layers 0", "layers must be a whole number from 1"),
-            ("--num-layers", "--num-layers takes one value, not 0"),
+            ("--num-layers", "--num-layers takes a value, and none is there"),
+            ("--tensor-model-parallel-size", "--tensor-model-parallel-size takes a value, and"),
+            ("--recompute-modules", "--recompute-modules takes a value, and none is there"),
+            ("--window-size --swiglu", "--window-size takes a value, and none is there"),
             ("--num-layers 4 5", "--num-layers takes one value, not 2"),
             ("--hidden-dropout high", "--hidden-dropout must be a number, not 'high'"),
             ("--hidden-dropout 1.2.3", "--hidden-dropout must be a number, not '1.2.3'"),
@@ -475,6 +478,16 @@ class TestMegatronArguments:
         with pytest.raises(MemcalcError, match=message) as caught:
             script(TOY + arguments)
         assert "\n" not in str(caught.value)
+
+    def test_a_yamls_argument_without_its_value_is_refused(self, write):
+        text = "MODEL_ARGS:\n  --num-layers: 2\n  --tensor-model-parallel-size:\n"
+        with pytest.raises(ConfigError, match="parallel-size takes a value, and none is there"):
+            load(write(text, "x.yaml"))
+
+    def test_products_of_experts_are_said_of_experts_alone(self, script):
+        assert script(TOY).run.implementation.expert_products == "grouped"
+        assert not script(TOY + "--num-experts 0").warnings
+        assert script(TOY + "--num-experts 4").run.implementation.expert_products == "sequential"
 
     def test_every_argument_is_in_one_list_only(self):
         names = megatron_names
@@ -509,7 +522,8 @@ class TestHostileScripts:
             ("[ " + "! " * 90_000 + "]", "no command with arguments"),
             ("A=(" * 5000, "arrays are nested more than 20 levels deep"),
             ("".join(f"x --num-layers {i}\n" for i in range(30_000)), "two commands differ"),
-            ("A='--num-layers'", "--num-layers takes one value, not 0"),
+            ("A='--num-layers'", "--num-layers takes a value, and none is there"),
+            ("A='--num-layers'\nB=4", "--num-layers takes a value, and none is there"),
         ],
         ids=lambda value: value[:12].strip() or "nul",
     )

@@ -358,6 +358,10 @@ class TestFigures:
         assert "activations" in labels
         assert "a100-80gb: 80 GiB" in labels
 
+    def test_an_accounting_is_refused_where_every_byte_is_counted(self):
+        with pytest.raises(UsageError, match="figure memory has no choice of accounting"):
+            plot("memory", load("22b"), "paper")
+
     def test_a_gpu_that_nobody_named_has_no_line(self):
         (axes,) = plot("memory", load("llama-3-8b", seq_length=4096)).axes
         assert not any("GiB" in text.get_text() for text in axes.get_legend().get_texts())

@@ -216,6 +216,7 @@ class TestNative:
             ({"model": {"layers": 1}}, "model has no 'hidden_size'"),
             ({"model": None}, "'model' must be an object"),
             ({"run": {"seqlength": 1}}, "unknown key 'seqlength'"),
+            ({"model": {"foo": 1}}, r"^.{1,200}unknown key 'foo'; the nearest of \d+ are .{1,60}$"),
             ({"parallel": {"tp": "8"}}, "tp must be a whole number"),
             ({"run": {"seq_length": 8, "recompute": 7}}, "recompute must be a policy"),
             ({"run": {"seq_length": 8, "implementation": ["paper"]}}, "implementation"),

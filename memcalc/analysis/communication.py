@@ -144,7 +144,8 @@ def _of_states(config: Config, stage: int, micro: int, partly: Size) -> Iterator
     parallel, each = config.parallel, recipe(config.run)
     size = each.weight if parallel.sharder == "deepspeed" and parallel.zero else each.gradient
     tables = stages_with_table(config)
-    own = table(config) if stage in tables and EMBEDDING not in config.run.frozen else 0
+    shared = stage in tables and len(tables) > 1 and EMBEDDING not in config.run.frozen
+    own = table(config) if shared else 0
     yield _over("all_reduce", "backward", "partial", each.gradient * partly, parallel.tp)
     yield _over("all_reduce", "backward", "table", each.gradient * own, len(tables))
     for expert, part in ((False, "weights"), (True, "experts")):

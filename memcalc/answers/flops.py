@@ -7,7 +7,7 @@ from memcalc import symbols
 from memcalc.analysis import flops as count
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.blocks.layer import kinds, usual_kind
-from memcalc.config import Config
+from memcalc.config import Config, fields
 from memcalc.config.gpus import gpu
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError, nearest
@@ -38,7 +38,8 @@ def flops(
         causal: Whether the attention's own products count half.
 
     Raises:
-        UsageError: The time has no meaning, or no GPU is named.
+        ConfigError: The number of GPUs is none.
+        UsageError: The time has no meaning, or no GPU is named, or there is no causal mask.
 
     >>> from memcalc.config import load
     >>> row, = flops(load("530b"), iteration_time=37.83).records()
@@ -53,8 +54,14 @@ def flops(
         raise UsageError(
             "an iteration's time is a number of seconds from 1e-6 to 1e9, for the whole iteration"
         )
+    if scope == "iteration":
+        config = config.padded
+    if gpus is not None:
+        fields.whole("gpus", gpus, 2**24)
     seconds = None if iteration_time is None else Fraction(str(iteration_time))
     done = getattr(count, scope)(config, causal)
+    if causal and done == getattr(count, scope)(config):
+        raise UsageError(f"no attention counted here has a causal mask: {setting(config)}")
     printed = _printed(config) if scope == "iteration" and not causal else None
     mfu = _percent(done.model, config, seconds, gpus)
     return Report(
@@ -123,7 +130,8 @@ def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str,
     if mfu is None:
         return ()
     found = gpu(str(config.run.gpu))
-    number, ranks = gpus or config.parallel.ranks, config.parallel.ranks
+    ranks = config.parallel.ranks
+    number = ranks if gpus is None else gpus
     peak = (found.peaks[config.run.precision] or 0) / 1e12
     lines: tuple[str, ...] = (
         f"utilisation of {number} x {found.name} at {peak:g} TFLOP/s ({found.source})",

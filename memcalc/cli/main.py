@@ -49,9 +49,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the first argument names, or an error that leads to the nearest."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(
-                f"no command {args[0][:40]!r}; {nearest(args[0], COMMANDS)}", ctx
-            )
+            hint = nearest(args[0], COMMANDS, "`memcalc --help`")
+            raise click.UsageError(f"no command {args[0][:40]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

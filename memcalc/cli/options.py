@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -241,9 +242,16 @@ def options(*names: str) -> Callable[[Command], Command]:
     return add
 
 
-def configure(target: str, settings: Mapping[str, Any]) -> Config:
-    """The Config of MODEL and the options; its warnings go to stderr."""
+def configure(target: str, settings: Mapping[str, Any], *unused: str) -> Config:
+    """The Config of MODEL and the options; its warnings go to stderr.
+
+    Args:
+        target: MODEL.
+        settings: The options.
+        unused: A line for each option that has no effect on this command's answer.
+    """
     config = load(target, **settings)
+    config = replace(config, unmodelled=(*config.unmodelled, *unused))
     for warning in config.warnings:
         click.echo(f"memcalc: warning: {warning}", err=True)
     return config

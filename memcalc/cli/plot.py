@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from memcalc import figures, files
 from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, WHOLE, configure, options
@@ -32,7 +33,16 @@ from memcalc.config import Config
     required=True,
     help="The figure's file: .png, .svg or .pdf.",
 )
-def plot(kind: str, model: str | None, accounting: str, output: Path, **settings: Any) -> None:
+@click.pass_context
+def plot(
+    ctx: click.Context,
+    /,
+    kind: str,
+    model: str | None,
+    accounting: str,
+    output: Path,
+    **settings: Any,
+) -> None:
     """A figure.
 
     \b
@@ -65,9 +75,12 @@ def plot(kind: str, model: str | None, accounting: str, output: Path, **settings
         raise click.UsageError(
             f"{kind} has models of its own: {', '.join(given)} has no place here"
         )
+    said = ctx.get_parameter_source("accounting") is not ParameterSource.DEFAULT
+    if said and kind not in figures.ACCOUNTED:
+        raise click.UsageError(f"--accounting has no place here: {kind} has no choice of it")
     os.environ["MPLBACKEND"] = "agg"  # a file needs no window, whatever the user's sessions need
     subject: Config | Path | None = None
     if model is not None:
         subject = Path(model) if kind in figures.RUNS else configure(model, settings)
-    figure = figures.plot(kind, subject, accounting)
+    figure = figures.plot(kind, subject, accounting if kind in figures.ACCOUNTED else None)
     files.write(output, figures.encode(figure, output.suffix))

@@ -97,10 +97,8 @@ def _is_path(target: str) -> bool:
 
 
 def _unknown(target: str) -> ConfigError:
-    return ConfigError(
-        f"{target[:60]!r} is neither a model of the catalogue nor a file; "
-        f"{nearest(target, names())}"
-    )
+    hint = nearest(target, names(), "`memcalc models`")
+    return ConfigError(f"{target[:60]!r} is neither a model of the catalogue nor a file; {hint}")
 
 
 def _entry(name: str) -> Source:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.config import fields
+from memcalc.config.effect import nothing_recomputed, without_effect
 from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
@@ -23,7 +24,7 @@ class Config:
         parallel: How it is spread over ranks.
         run: How it is trained.
         assumed: What nobody said and memcalc assumed.
-        unmodelled: What the input says and memcalc does not model.
+        unmodelled: What the input says and memcalc does not model, or not in the answer asked for.
 
     Raises:
         ConfigError: A degree does not divide the axis that it splits.
@@ -42,6 +43,8 @@ class Config:
     unmodelled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, kind in (("model", Model), ("parallel", Parallel), ("run", Run)):
+            fields.instance(name, getattr(self, name), kind)
         model, tp = self.model, self.parallel.tp
         tensor = ("tensor parallel", tp)
         fields.divides(tensor, ("heads", model.heads))
@@ -100,12 +103,7 @@ class Config:
         """What is not modelled, and what is said but has no effect."""
         lines = list(self.unmodelled)
         kernels = self.run.implementation
-        if self.parallel.sp and self.parallel.tp == 1:
-            lines.append("sequence parallelism has no effect with tensor parallel 1")
-        if self.parallel.schedule is not None and self.parallel.pp == 1:
-            lines.append(
-                f"schedule {self.parallel.schedule} has no effect with pipeline parallel 1"
-            )
+        lines += without_effect(self.model, self.parallel, self.run)
         if self.run.recompute_layers == 0:
             lines.append("full recomputation of 0 layers recomputes nothing")
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
@@ -134,7 +132,7 @@ class Config:
                 "frozen parts: activations are counted as if all were trained, more than is kept"
             )
         lines += self._stacks_warnings()
-        lines += self._nothing_recomputed()
+        lines += nothing_recomputed(self.model, self.run)
         if kernels.name == "megatron-local" and self.model.position == "rotary":
             lines += self._packed_value()
         return tuple(lines)
@@ -153,27 +151,6 @@ class Config:
         theirs = kernels.name.startswith("transformers-")
         if theirs and model.encoder_layers is not None and self.run.precision == "fp16":
             lines.append("Hugging Face's clamps of T5's fp16 states keep more than counted")
-        return lines
-
-    def _nothing_recomputed(self) -> list[str]:
-        """Regions that are to be recomputed and that no layer of the model has."""
-        model, regions = self.model, self.run.policy.regions
-        dense = model.experts is None or 0 in (model.moe_layers or ())
-        alone = model.latent or model.experts is not None or model.block != "pre_norm"
-        there = {
-            "mla_up": model.latent,
-            "cross_attention": model.encoder_layers is not None,
-            "mlp": dense,
-            "moe": model.experts is not None,
-            "expert_act": model.experts is not None,
-            "shared_experts": model.shared_ffn_size is not None,
-        }
-        without = sorted(name for name in regions if not there.get(name, True))
-        lines = [f"{name} recomputes nothing: {model.name} has none" for name in without]
-        if "norm" in regions and self.run.implementation.norms_in_linears and not alone:
-            lines.append(
-                "layernorm recomputes nothing here: Transformer Engine has the norms inside linears"
-            )
         return lines
 
     def _packed_value(self) -> list[str]:
@@ -303,7 +280,7 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
         ConfigError: A setting is unknown or out of its bounds, or the sequence length is unknown.
     """
     run = run or RunSource({})
-    given = {name: value for name, value in overrides.items() if value is not None}
+    given = {name: fields.plain(value) for name, value in overrides.items() if value is not None}
     said = _overlaid(source.settings, run.settings, given)
     for name in said:
         if name not in SETTINGS:

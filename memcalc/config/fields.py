@@ -1,7 +1,10 @@
 """Checks of single values, with messages that name the value and the rule."""
 
+import operator
 import re
 from collections.abc import Iterable
+from dataclasses import fields as dataclass_fields
+from numbers import Integral, Rational, Real
 from typing import Any
 
 from memcalc.errors import ConfigError, nearest
@@ -17,6 +20,40 @@ def whole(name: str, value: Any, most: int) -> None:
     """
     if type(value) is not int or not 1 <= value <= most:
         raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {shown(value)}")
+
+
+def plain(value: Any) -> Any:
+    """A number of another library, as numpy's, as Python's own; anything else as it is.
+
+    >>> from numpy import float32, int64
+    >>> plain(int64(2)), plain(float32(0.5)), plain("2"), plain(True)
+    (2, 0.5, '2', True)
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Integral):
+        return operator.index(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, Rational) else value
+
+
+def settle(record: Any) -> None:
+    """Store the numbers of a frozen dataclass as Python's own."""
+    for field in dataclass_fields(record):
+        value = getattr(record, field.name)
+        if type(value) is not type(settled := plain(value)):
+            object.__setattr__(record, field.name, settled)
+
+
+def instance(name: str, value: Any, kind: type) -> None:
+    """Refuse what is not of a class.
+
+    >>> instance("model", "22b", dict)
+    Traceback (most recent call last):
+        ...
+    memcalc.errors.ConfigError: model must be a dict, not '22b'
+    """
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} must be a {kind.__name__}, not {shown(value)}")
 
 
 def positive(name: str, value: Any) -> None:

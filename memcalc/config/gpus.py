@@ -4,6 +4,7 @@ from functools import cache
 from typing import NamedTuple
 
 from memcalc import resources
+from memcalc.config import fields
 from memcalc.errors import ConfigError, nearest
 from memcalc.units import parse_bytes
 
@@ -53,9 +54,11 @@ def gpu(name: str) -> Gpu:
     >>> gpu("a100").name, gpu("a100").peaks["bf16"]
     ('a100-80gb', 312000000000000)
     """
+    fields.text("gpu", name)
     known = _by_name()
     if name.lower() not in known:
-        raise ConfigError(f"GPU {name[:40]!r} is unknown; {nearest(name, known)}")
+        hint = nearest(name, known, "`memcalc gpus`")
+        raise ConfigError(f"GPU {name[:40]!r} is unknown; {hint}")
     return known[name.lower()]
 
 
@@ -82,9 +85,10 @@ def budget(text: str) -> int:
         return size
     known = _by_name()
     if text.lower() not in known:
+        hint = nearest(text, known, "`memcalc gpus`")
         raise ConfigError(
             f"budget {text[:40]!r} is neither a size with its unit, as 80GB or 80GiB, nor a GPU; "
-            f"{nearest(text, known)}"
+            f"{hint}"
         )
     return known[text.lower()].memory_bytes
 

@@ -194,6 +194,7 @@ class Model:
     source: str = ""
 
     def __post_init__(self) -> None:
+        fields.settle(self)
         fields.text("name", self.name)
         fields.text("source", self.source)
         fields.whole("layers", self.layers, 100_000)

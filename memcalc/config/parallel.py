@@ -211,6 +211,7 @@ class Parallel:
         return self.tp if self.etp is None else self.etp
 
     def __post_init__(self) -> None:
+        fields.settle(self)
         fields.word("cp_kind", self.cp_kind, CONTEXT_KINDS)
         for name in ("tp", "pp", "vpp", "dp", "cp", "ep"):
             fields.whole(name, getattr(self, name), 2**20)

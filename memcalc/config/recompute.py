@@ -106,7 +106,8 @@ def policy(words: Iterable[str]) -> Policy:
         elif word in REGIONS:
             found |= Policy(frozenset({word}))
         else:
-            hint = nearest(word[:40], [*POLICIES, *MEGATRON_MODULES, *REGIONS])
+            known = {*POLICIES, *MEGATRON_MODULES, *REGIONS}
+            hint = nearest(word[:40], known, "`memcalc ledger --help`")
             raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
     outermost = frozenset(name for name in found.regions if not _inside(name, found.regions))
     return found._replace(regions=outermost, dropped=found.dropped & outermost)

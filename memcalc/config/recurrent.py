@@ -45,6 +45,7 @@ class Recurrent:
     kernels: str = "torch-cpu"
 
     def __post_init__(self) -> None:
+        fields.settle(self)
         fields.word("cell", self.cell, CELLS)
         fields.whole("hidden size", self.hidden_size, 2**24)
         if self.input_size is not None:
@@ -123,6 +124,7 @@ class OnChip:
     peak_flops: float | None = None
 
     def __post_init__(self) -> None:
+        fields.settle(self)
         if isinstance(self.gpus, str):
             object.__setattr__(self, "gpus", (self.gpus,))
         if isinstance(self.densities, int | float):

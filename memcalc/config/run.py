@@ -85,6 +85,7 @@ class Run:
     environment: Environment = Environment()  # noqa: RUF009 - it cannot change
 
     def __post_init__(self) -> None:
+        fields.settle(self)
         fields.whole("seq_length", self.seq_length, 2**31)
         fields.whole("micro_batch_size", self.micro_batch_size, 2**24)
         if self.global_batch_size is not None:
@@ -96,11 +97,8 @@ class Run:
             fields.word("implementation", self.implementation, IMPLEMENTATIONS)
             object.__setattr__(self, "implementation", IMPLEMENTATIONS[self.implementation])
         self._method(policy(self.recompute))
-        fields.positive("imbalance", self.imbalance)
-        if self.imbalance < 1:
-            raise ConfigError(f"imbalance {self.imbalance} is less than an even share, 1")
+        fields.between("imbalance", self.imbalance, 1, 1e9)
         if self.gpu is not None:
-            fields.text("gpu", self.gpu)
             gpu(self.gpu)
         object.__setattr__(self, "environment", environment(self.environment))
         self._training()

@@ -10,13 +10,14 @@ from memcalc.lazy import resolve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Kind -> the function that draws it, from a Config and an accounting.
+# Kind -> the function that draws it, from a Config.
 KINDS = {
     "techniques": "memcalc.figures.techniques:draw",
     "memory": "memcalc.figures.memory:draw",
     "stages": "memcalc.figures.stages:draw",
 }
 
+ACCOUNTED = ("techniques", "stages")  # the kinds that are drawn from an accounting too
 # The same, of figures of papers, which have models of their own.
 PAPER = {
     "onchip": "memcalc.figures.onchip:draw",
@@ -31,7 +32,9 @@ ALL = KINDS | PAPER | RUNS
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def plot(kind: str, subject: Config | Path | None = None, accounting: str = "paper") -> "Figure":
+def plot(
+    kind: str, subject: Config | Path | None = None, accounting: str | None = None
+) -> "Figure":
     """A figure of one kind.
 
     Args:
@@ -43,10 +46,11 @@ def plot(kind: str, subject: Config | Path | None = None, accounting: str = "pap
             measured peaks.
         subject: The model and its run; none for the papers' figures, and for ``backtest`` the path
             of a file of measured runs.
-        accounting: ``paper`` or ``exact``.
+        accounting: ``paper``, by default, or ``exact``, of ``techniques`` and ``stages``.
 
     Raises:
-        UsageError: There is no such kind of figure, or it needs a model, or has its own.
+        UsageError: There is no such kind of figure, or it needs a model, or has its own, or it has
+            no choice of accounting.
 
     >>> from memcalc.config import load
     >>> figure = plot("techniques", load("22b"))
@@ -60,8 +64,10 @@ def plot(kind: str, subject: Config | Path | None = None, accounting: str = "pap
     if kind not in RUNS and (subject is None) != (kind in PAPER):
         problem = "needs a model" if subject is None else "has models of its own"
         raise UsageError(f"the figure {kind} {problem}")
+    if accounting is not None and kind not in ACCOUNTED:
+        raise UsageError(f"the figure {kind} has no choice of accounting")
     given = [] if subject is None else [subject]
-    figure: Figure = resolve(ALL[kind])(*given, *[accounting] * (kind in KINDS))
+    figure: Figure = resolve(ALL[kind])(*given, *[accounting or "paper"] * (kind in ACCOUNTED))
     return figure
 
 

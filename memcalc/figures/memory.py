@@ -24,10 +24,10 @@ GROUPS = {
 MARKERS = "ovs^D*P"  # of phases, above their bars
 
 
-def draw(config: Config, accounting: str) -> Figure:
+def draw(config: Config) -> Figure:
     """Stacked bars, one a stage; a mark above each says in which phase its peak is.
 
-    The accounting is ``exact`` in any case: a GPU holds every byte.
+    The accounting is ``exact``: a GPU holds every byte.
     """
     figure, axes = style.sheet(height=4.6)
     config = config.padded

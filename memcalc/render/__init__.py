@@ -31,7 +31,7 @@ def render(report: Report, format: str) -> str:  # noqa: A002 - the command line
     Raises:
         UsageError: There is no such format.
     """
-    if format not in RENDERERS:
-        raise UsageError(f"format {format!r} is unknown; {nearest(format, RENDERERS)}")
+    if not isinstance(format, str) or format not in RENDERERS:
+        raise UsageError(f"format {format!r} is unknown; {nearest(str(format), RENDERERS)}")
     rendered: str = resolve(RENDERERS[format])(report)
     return rendered

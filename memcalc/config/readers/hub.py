@@ -5,9 +5,12 @@ No code of a repository is ever run.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from memcalc import lazy
 from memcalc.errors import ConfigError, InputError, UsageError
 
 PREFIX = "hf:"
@@ -48,21 +51,57 @@ def fetch(target: str) -> tuple[Path, str]:
         shown = target[:60]
         raise ConfigError(f"{shown!r} is not of the form hf:org/name or hf:org/name@revision")
     try:
-        download = lazy.resolve("huggingface_hub:hf_hub_download")
+        hub = import_module("huggingface_hub")
     except ImportError as error:
         message = "hf: needs huggingface_hub: pip install 'activation-memcalc[hub]'"
         raise UsageError(message) from error
     try:
-        path = download(match["repo"], "config.json", revision=match["revision"])
+        with _silent(hub):
+            path = _path(hub, match["repo"], match["revision"])
     except Exception as error:  # the Hub's own errors, and those of whatever speaks HTTP for it
         raise InputError(f"{target}: {_problem(error)}") from error
     return Path(path), match["repo"]
 
 
-def _problem(error: Exception) -> str:
+def _path(hub: Any, repository: str, revision: str | None) -> str:
+    """Where the file lies once the Hub has been asked; where it does not answer, in the cache.
+
+    The Hub is asked once whether the file is there: a download would ask again and again.
+    """
+    target = {"repo_id": repository, "filename": "config.json", "revision": revision}
+    url = hub.hf_hub_url(**target)
+    found: str
+    try:
+        hub.get_hf_file_metadata(url)
+    except Exception as refused:  # by the Hub, or by what is between
+        try:
+            found = hub.hf_hub_download(**target, local_files_only=True)
+        except hub.errors.LocalEntryNotFoundError:
+            if _known(refused) or isinstance(refused, hub.errors.HfHubHTTPError):
+                raise refused from None
+            raise
+        return found
+    found = hub.hf_hub_download(**target)
+    return found
+
+
+@contextmanager
+def _silent(hub: Any) -> Iterator[None]:
+    """Without the Hub's own lines of warnings and retries: what goes wrong is one line of ours."""
+    before = hub.logging.get_verbosity()
+    hub.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hub.logging.set_verbosity(before)
+
+
+def _known(error: Exception) -> str:
+    """What the table of problems says of an error; nothing of one that it does not have."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    for name, problem in PROBLEMS.items():
-        if name in kinds:
-            return problem
+    return next((problem for name, problem in PROBLEMS.items() if name in kinds), "")
+
+
+def _problem(error: Exception) -> str:
     lines = str(error).split("\n")
-    return f"not to be had: {type(error).__name__} {lines[0][:200]}".rstrip()
+    return _known(error) or f"not to be had: {type(error).__name__} {lines[0][:200]}".rstrip()

@@ -179,15 +179,16 @@ def read_yaml(
     if not isinstance(given, dict):
         raise InputError("MODEL_ARGS must hold arguments")
     words = {
-        key.lstrip("-").replace("_", "-"): _yaml_words(key, value)
+        argument: _yaml_words(key, value)
         for key, value in given.items()
-        if value is not None and value is not False
+        if (argument := key.lstrip("-").replace("_", "-"))
+        if value is not False and (value is not None or argument in VALUES)
     }
     return _source(_Arguments(words), name, world, {program})
 
 
 def _yaml_words(key: str, value: Any) -> list[str]:
-    if value is True:
+    if value is True or value is None:
         return []
     values = value if isinstance(value, list) else [value]
     if any(isinstance(each, (dict, list)) for each in values):
@@ -209,9 +210,15 @@ def _training(script: shell.Script) -> list[tuple[bool, list[str]]]:
         ]
     if found:
         return [(True, words) for _, words in found]
-    held = _split(value for values in script.variables.values() for value in values)
-    if any(_option(word)[0] for word in held):
-        return [(True, held)]
+    before: list[str] = []  # of each variable, the words that follow no argument of its own
+    held: list[str] = []
+    for values in script.variables.values():
+        words = _split(values)
+        first = next((i for i, word in enumerate(words) if _option(word)[0]), len(words))
+        before += words[:first]
+        held += words[first:]
+    if held:
+        return [(True, before + held)]
     raise InputError("no command with arguments such as --num-layers or --micro-batch-size")
 
 
@@ -324,6 +331,8 @@ def _source(
     said: _Arguments, name: str, world: int | None, programs: Iterable[str]
 ) -> Source | RunSource:
     """What arguments say, with or without a model."""
+    for without in (each for each in said.words if each in VALUES and not said.words[each]):
+        raise ConfigError(f"--{without} takes a value, and none is there")
     settings = {**_parallel(said, world), **_run(said)}
     settings |= said.run(_states, said, settings["precision"]) or {}
     model = None
@@ -415,7 +424,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
     kernel = said.text("attention-backend")
     if implementation == "megatron-local":  # a backend is Transformer Engine's
         attention = "flash" if said.flag("use-flash-attn") else None
-    experts = "num-experts" in said.words
+    experts = said.words.get("num-experts", ["0"])[0] != "0"
     dispatcher = said.run(said.text, "moe-token-dispatcher-type")
     length = "encoder-seq-length" if "encoder-seq-length" in said.words else "seq-length"
     return {
@@ -430,7 +439,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         "softmax_fp32": said.flag("no-masked-softmax-fusion") or None,
         "cross_entropy": said.run(_cross_entropy, said),
         "gathers_tokens": (experts and dispatcher in (None, "allgather")) or None,
-        "expert_products": None if said.flag("moe-grouped-gemm") else "sequential",
+        "expert_products": "sequential" if experts and not said.flag("moe-grouped-gemm") else None,
         "environment": said.run(_environment, said),
         "vocab_multiple": said.run(_vocab_multiple, said),
     }

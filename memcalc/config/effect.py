@@ -1,0 +1,87 @@
+"""What is said of a run and has no effect on it: a line for each, and none for a default."""
+
+from collections.abc import Iterable
+
+from memcalc.config.implementation import IMPLEMENTATIONS
+from memcalc.config.model import Model
+from memcalc.config.parallel import Parallel
+from memcalc.config.run import Run
+
+_SPREAD, _RUN = Parallel(), Run(seq_length=1)  # where nothing is said
+
+
+def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
+    """Settings other than the defaults that change nothing, each with why.
+
+    >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
+    >>> without_effect(model, Parallel(sp=True), _RUN)
+    ['sequence parallelism has no effect with tensor parallel 1']
+    """
+    one_stage = "with pipeline parallel 1" if parallel.pp == 1 else ""
+    dense = f"on {model.name}, which has no experts" if model.experts is None else ""
+    kernels = run.implementation
+    usual = IMPLEMENTATIONS.get(kernels.name, kernels).expert_products
+    said = {
+        "sequence parallelism": (parallel.sp, parallel.tp == 1 and "with tensor parallel 1"),
+        f"schedule {parallel.schedule}": (parallel.schedule is not None, one_stage),
+        "the embedding as a layer": (parallel.embedding_as_layer, one_stage),
+        "the loss as a layer": (parallel.loss_as_layer, one_stage),
+        f"cp_kind {parallel.cp_kind}": (
+            parallel.cp_kind != _SPREAD.cp_kind,
+            parallel.cp == 1 and "with context parallel 1",
+        ),
+        f"bucket {run.bucket}": (
+            run.bucket is not None,
+            (parallel.sharder != "deepspeed" or parallel.zero == 0)
+            and "without DeepSpeed's ZeRO (sharder deepspeed, zero 1 to 3)",
+        ),
+        f"main_params {run.main_params}": (
+            run.main_params != _RUN.main_params,
+            run.precision == "fp32" and "on fp32 weights, of which no copy is kept",
+        ),
+        f"imbalance {run.imbalance:g}": (run.imbalance != _RUN.imbalance, dense),
+        f"expert_products {kernels.expert_products}": (kernels.expert_products != usual, dense),
+    }
+    lines = [f"{what} has no effect {why}" for what, (there, why) in said.items() if there and why]
+    return lines + _frozen(model, run)
+
+
+def nothing_recomputed(model: Model, run: Run) -> list[str]:
+    """Regions that are to be recomputed and that no layer of the model has.
+
+    >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
+    >>> nothing_recomputed(model, _RUN.recomputing("moe"))
+    ['moe recomputes nothing: toy has none']
+    """
+    regions = run.policy.regions
+    alone = model.latent or model.experts is not None or model.block != "pre_norm"
+    lines = [
+        f"{name} recomputes nothing: {model.name} has none" for name in _absent(model, regions)
+    ]
+    if "norm" in regions and run.implementation.norms_in_linears and not alone:
+        lines.append(
+            "layernorm recomputes nothing here: Transformer Engine has the norms inside linears"
+        )
+    return lines
+
+
+def _frozen(model: Model, run: Run) -> list[str]:
+    """Parts that are to be frozen, of which the model has none, or which have no parameters."""
+    absent = _absent(model, run.frozen)
+    bare = {"expert_act"} if model.attention_sinks else {"expert_act", "core_attention"}
+    why = {name: "has no parameters" for name in run.frozen if name in bare}
+    why |= dict.fromkeys(absent, f"is no part of {model.name}")
+    return [f"frozen {name} has no effect: it {reason}" for name, reason in sorted(why.items())]
+
+
+def _absent(model: Model, regions: Iterable[str]) -> list[str]:
+    """Of some regions, those that no layer of the model has."""
+    there = {
+        "mla_up": model.latent,
+        "cross_attention": model.encoder_layers is not None,
+        "mlp": model.experts is None or 0 in (model.moe_layers or ()),
+        "moe": model.experts is not None,
+        "expert_act": model.experts is not None,
+        "shared_experts": model.shared_ffn_size is not None,
+    }
+    return sorted(name for name in regions if not there.get(name, True))
