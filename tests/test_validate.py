@@ -101,6 +101,13 @@ def sums(report):
 
 
 class TestMeta:
+    def test_transformer_engines_unfused_attention_keeps_the_mask_of_a_bidirectional_layer(self):
+        config = load("gpt2", seq_length=64, attention="unfused", implementation="megatron")
+        causal = validate(config, "meta")
+        report = validate(replace(config, model=replace(config.model, causal=False)), "meta")
+        assert causal.failures == report.failures == ()
+        assert sums(report)[0] - sums(causal)[0] == 64 * 64
+
     @pytest.mark.parametrize(
         "policy", ["none", "selective", "full", "save_linear", "attention", "mlp", "norm"]
     )
