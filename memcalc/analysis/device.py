@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from memcalc.analysis import activations, buffers, stages, walk
+from memcalc.analysis import activations, buffers, segments, stages, walk
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
 from memcalc.analysis.stages import Held, chunks
@@ -105,14 +105,15 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
     stage, size = held.stage, config.run.activation_bytes
     own = 0 if config.run.environment.fused_gradients else size
     theirs, te = buffers.is_megatron(config), buffers.has_te(config)
-    flying = _in_flight(config, held)
+    flying = [*_in_flight(config, held), *_unsplit(config, held)]
     forward = [*flying, *buckets(config, stage, "forward")]
     forward += buffers.in_a_pass(config, stage, "forward")
     passing = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
     backward = [*flying, *passing]
     names = next((names for names in reversed(chunks(config, stage)) if names), [])
     if names:
-        graph, policy = layer_graph(config, kind=names[-1]), _policy(config, len(names))
+        graph = layer_graph(config, kind=names[-1])
+        policy = _policy(config, len(names), len(names) - 1)
         yield "forward", [*forward, *_at_work(graph, walk.forward(graph, policy), policy)]
     if held.head:
         head = head_graph(config)
@@ -146,11 +147,29 @@ def _in_flight(config: Config, held: Held) -> list[Part]:
     ]
 
 
-def _policy(config: Config, layers: int) -> Policy:
-    """What is recomputed of the last of a chunk's layers: by blocks, only the first ones are."""
+def _unsplit(config: Config, held: Held) -> Iterator[Part]:
+    """What blocks of the layers' activations have beside them; in Megatron-core's order of work."""
+    if not buffers.is_megatron(config) or config.run.environment.expandable_segments:
+        return
+    layers = [
+        (layer_graph(config, kind=kind), _policy(config, len(kinds), place), flying)
+        for number, kinds in enumerate(chunks(config, held.stage))
+        if (flying := held.microbatches.get(number, 0))
+        for place, kind in enumerate(kinds)
+    ]
+    kernels = config.run.implementation
+    copies = kernels.attention == "flash" and (kernels.batch_first or config.parallel.cp > 1)
+    size = segments.unsplit(layers, copies)
+    name = "blocks of activations that the allocator does not split"
+    yield Part(name, size, "buffers", buffers.FRAMEWORK, segments.SOURCE)
+
+
+def _policy(config: Config, layers: int, place: int) -> Policy:
+    """What is recomputed of one of a chunk's layers: by blocks, only of the first ones."""
     run = config.run
-    last = run.recompute_method == "block" and (run.recompute_layers or layers) < layers
-    return activations.NOTHING if last else run.policy
+    if run.recompute_method == "block" and place >= (run.recompute_layers or layers):
+        return activations.NOTHING
+    return run.policy
 
 
 def _together(config: Config, names: Sequence[str]) -> list[Part]:
