@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from memcalc.analysis import segments
+from memcalc.analysis import segments, states
 from memcalc.analysis.device import stage_memory
 from memcalc.analysis.segments import Segments, unsplit
+from memcalc.analysis.states import parameters
+from memcalc.analysis.states import unsplit as unsplit_states
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import load
 from memcalc.config.environment import Environment
@@ -110,3 +112,37 @@ class TestLayers:
         whole = unsplit([layer], copies=False)
         monkeypatch.setattr(segments, "MOST", 10)
         assert unsplit([layer], copies=False) == whole == 2000 * MIB
+
+
+class TestStates:
+    """Weights, their buffers, and master copies, before anything else is there."""
+
+    def test_a_buffer_of_weights_is_a_segment_of_whole_2_mib(self):
+        config = gpt(dp=2, zero=1, global_batch_size=8)
+        size = 2 * sum(parameters(config, 0).values())
+        rest = -size % (2 * MIB)
+        assert 0 < rest < MIB
+        assert sum(part.bytes for part in unsplit_states(config, 0)) == rest // 512 * 512
+
+    def test_what_is_not_trained_has_no_buffer_and_no_master_copy(self):
+        config = gpt(dp=2, zero=1, global_batch_size=8, frozen=("embedding", "layer", "head"))
+        assert not any(kind.trained for kind, _ in states._in_order(config, 0))
+        assert sum(part.bytes for part in unsplit_states(config, 0)) < MIB
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{"sharder": "fsdp2"}, {"environment": Environment(expandable_segments=True)}],
+    )
+    def test_they_are_known_of_megatrons_alone_and_of_segments_that_do_not_expand(self, settings):
+        assert not [*unsplit_states(gpt(dp=2, zero=2, global_batch_size=8, **settings), 0)]
+
+    def test_each_expert_has_weights_of_its_own(self):
+        config = load("mixtral-8x7b", implementation="megatron", seq_length=4096)
+        sizes = [size for kind, size in states._in_order(config, 0) if kind.expert]
+        assert sizes.count(4096 * 14336) == 32 * 8
+        assert sizes.count(4096 * 2 * 14336) == 32 * 8
+
+    def test_a_shard_is_the_end_of_what_lies_backwards(self):
+        assert states._last_shard([10, 4, 6], 2) == [10, 0, 0]
+        assert states._last_shard([4, 8, 8], 2) == [4, 6, 0]
+        assert states._last_shard([4, 8, 8], 1) == [4, 8, 8]

@@ -12,7 +12,7 @@ from memcalc.analysis import activations, buffers, segments, stages, walk
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
 from memcalc.analysis.stages import Held, chunks
-from memcalc.analysis.states import buckets, states
+from memcalc.analysis.states import buckets, states, unsplit
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -86,6 +86,8 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     names = [name for chunk in chunks(config, stage) for name in chunk]
     held = stages.stage(config, stage, "exact")
     there = [*states(config, stage), *buffers.lasting(config, stage)]
+    if buffers.is_megatron(config):
+        there += unsplit(config, stage)
     phases = [
         Phase(name, [part for part in (*there, *parts) if part.bytes])
         for name, parts in _moments(config, held)
