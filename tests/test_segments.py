@@ -14,7 +14,7 @@ from memcalc.config import load
 from memcalc.config.environment import Environment
 from memcalc.units import MIB
 
-NAME = "blocks of activations that the allocator does not split"
+NAME = "unsplit blocks of activations"
 
 
 def gpt(**settings):

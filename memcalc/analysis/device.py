@@ -162,7 +162,7 @@ def _unsplit(config: Config, held: Held) -> Iterator[Part]:
     kernels = config.run.implementation
     copies = kernels.attention == "flash" and (kernels.batch_first or config.parallel.cp > 1)
     size = segments.unsplit(layers, copies)
-    name = "blocks of activations that the allocator does not split"
+    name = "unsplit blocks of activations"
     yield Part(name, size, "buffers", buffers.FRAMEWORK, segments.SOURCE)
 
 

@@ -202,7 +202,7 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
 
     >>> from memcalc.config import load
     >>> [part.name for part in unsplit(load("gpt2"), 0)]
-    ['blocks of states that the allocator does not split']
+    ['unsplit blocks of states']
     """
     parallel, each, segments = config.parallel, recipe(config.run), Segments()
     if parallel.sharder != "megatron" or config.run.environment.expandable_segments:
@@ -225,7 +225,7 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
         segments.take(each.master * size)
         segments.give(copy)
     if segments.unsplit:
-        name = "blocks of states that the allocator does not split"
+        name = "unsplit blocks of states"
         yield Part(name, segments.unsplit, "buffers", "framework-dependent", SEGMENTS)
 
 
