@@ -126,7 +126,7 @@ class TestStates:
 
     def test_what_is_not_trained_has_no_buffer_and_no_master_copy(self):
         config = gpt(dp=2, zero=1, global_batch_size=8, frozen=("embedding", "layer", "head"))
-        assert not any(kind.trained for kind, _ in states._in_order(config, 0))
+        assert not any(kind.trained for kind, *_ in states._in_order(config, 0))
         assert sum(part.bytes for part in unsplit_states(config, 0)) < MIB
 
     @pytest.mark.parametrize(
@@ -138,9 +138,11 @@ class TestStates:
 
     def test_each_expert_has_weights_of_its_own(self):
         config = load("mixtral-8x7b", implementation="megatron", seq_length=4096)
-        sizes = [size for kind, size in states._in_order(config, 0) if kind.expert]
-        assert sizes.count(4096 * 14336) == 32 * 8
-        assert sizes.count(4096 * 2 * 14336) == 32 * 8
+        sizes = [
+            (size, number) for kind, size, number in states._in_order(config, 0) if kind.expert
+        ]
+        assert sizes.count((4096 * 14336, 8)) == 32
+        assert sizes.count((4096 * 2 * 14336, 8)) == 32
 
     def test_a_shard_is_the_end_of_what_lies_backwards(self):
         assert states._last_shard([10, 4, 6], 2) == [10, 0, 0]

@@ -28,7 +28,7 @@ SMALL = 2**20  # kSmallSize: the largest request of the small pool, and the rest
 SEGMENT = 20 * 2**20  # kLargeBuffer: what requests of less than LARGE share
 LARGE = 10 * 2**20  # kMinLargeAlloc
 STEP = 2 * 2**20  # kRoundLarge: what larger segments are rounded up to
-MOST = 200  # passes that are walked: more of them are taken to go on as these did
+MOST = 24  # passes that are walked: more of them are taken to go on as these did
 
 # Operations whose output lies where their input does, or is never there: a kernel does them with
 # the next one.
@@ -42,6 +42,11 @@ def rounded(size: int) -> int:
     (0, 512, 1024)
     """
     return -(-size // ROUND) * ROUND
+
+
+def _is_large(size: int) -> bool:
+    """Whether a request is one of the large pool."""
+    return size > SMALL
 
 
 Key = Tensor | str  # a tensor, or the operation that packed several
@@ -89,9 +94,9 @@ class Segments:
 
     def take(self, size: int) -> Block | None:
         """A block for a request, which a tensor then holds; None for one of the small pool."""
-        size = rounded(size)
-        if size <= SMALL:
+        if not _is_large(size):
             return None
+        size = rounded(size)
         place = bisect_left(self._free, size, key=lambda free: free[0])
         block = self._free.pop(place)[2] if place < len(self._free) else self._segment(size)
         rest = block.size - size
@@ -210,12 +215,13 @@ def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Step
     alive: list[Key] = []
     plan = []
     for index, op in enumerate(ops):
-        takes = {key: size for key, size in _made(op, homes) if key not in made}
+        takes = {k: size for k, size in _made(op, homes) if k not in made and _is_large(size)}
         made.update(takes)
         alive += [key for key in takes if key not in stay]
         gives = [key for key in alive if last.get(key, index) <= index]
         alive = [key for key in alive if key not in gives]
-        plan.append(Step(op.scratch.forward, takes, gives))
+        if takes or gives or _is_large(op.scratch.forward):
+            plan.append(Step(op.scratch.forward, takes, gives))
     return plan
 
 

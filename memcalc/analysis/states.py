@@ -204,29 +204,38 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
     >>> [part.name for part in unsplit(load("gpt2"), 0)]
     ['unsplit blocks of states']
     """
-    parallel, each, segments = config.parallel, recipe(config.run), Segments()
+    parallel = config.parallel
     if parallel.sharder != "megatron" or config.run.environment.expandable_segments:
         return
-    held = list(_in_order(config, stage))
+    shards = tuple(_shards(config, expert) for expert in (False, True)) if parallel.zero else ()
+    size = _unsplit(tuple(_in_order(config, stage)), recipe(config.run), shards)
+    if size:
+        yield Part("unsplit blocks of states", size, "buffers", "framework-dependent", SEGMENTS)
+
+
+@lru_cache(256)
+def _unsplit(
+    weights: tuple[tuple[Kind, int, int], ...], each: Recipe, shards: tuple[int, ...]
+) -> int:
+    """The same of these weights; of all else and of experts, shards where there are any."""
+    segments = Segments()
+    held = [(kind, size) for kind, size, number in weights for _ in range(number)]
     blocks = [(kind, segments.take(each.weight * size)) for kind, size in held]
     masters = []
     for expert in (False, True):
         mine = [size for kind, size in held if kind.expert == expert and kind.trained]
-        shards = _shards(config, expert) if parallel.zero else 1
-        if parallel.zero:
+        if shards:
             segments.take(each.weight * sum(mine))
         segments.take(each.gradient * sum(mine))
-        masters += _last_shard(mine, shards)
-    if parallel.zero:
+        masters += _last_shard(mine, shards[expert] if shards else 1)
+    if shards:
         for block in (block for kind, block in blocks if kind.trained):
             segments.give(block)
     for size in masters:
         copy = segments.take(each.weight * size)
         segments.take(each.master * size)
         segments.give(copy)
-    if segments.unsplit:
-        name = "unsplit blocks of states"
-        yield Part(name, segments.unsplit, "buffers", "framework-dependent", SEGMENTS)
+    return segments.unsplit
 
 
 def _last_shard(sizes: Sequence[int], shards: int) -> list[int]:
@@ -238,8 +247,8 @@ def _last_shard(sizes: Sequence[int], shards: int) -> list[int]:
     return found
 
 
-def _in_order(config: Config, stage: int) -> Iterator[tuple[Kind, int]]:
-    """The weights that a rank of a stage holds, with their elements, as its passes meet them."""
+def _in_order(config: Config, stage: int) -> Iterator[tuple[Kind, int, int]]:
+    """The weights that a rank of a stage holds, likewise, in the order of its passes."""
     at = places(config.parallel, stage)
     if 0 in at:
         yield from _weights(config, EMBEDDING)
@@ -249,7 +258,7 @@ def _in_order(config: Config, stage: int) -> Iterator[tuple[Kind, int]]:
     if config.parallel.chunks - 1 in at:
         yield from _weights(config, HEAD)
     for part in copies(config, stage):
-        yield Kind(False, "", part not in config.run.frozen), table(config)
+        yield Kind(False, "", part not in config.run.frozen), table(config), 1
 
 
 def buckets(config: Config, stage: int, phase: str) -> list[Part]:
@@ -334,14 +343,17 @@ def _units(config: Config, stage: int) -> list[int]:
 def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
     """The parameters of one graph that a rank holds, by their kinds."""
     found: Counter[Kind] = Counter()
-    for kind, size in _weights(config, name):
-        found[kind] += size
+    for kind, size, number in _weights(config, name):
+        found[kind] += number * size
     return tuple(found.items())
 
 
 @lru_cache(1024)
-def _weights(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
-    """The weights of one graph that a rank holds, with their elements; each expert has its own."""
+def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
+    """The weights of one graph that a rank holds: their elements, and how many are alike.
+
+    Each expert has its own.
+    """
     ends = {EMBEDDING: embedding_graph, HEAD: head_graph}
     graph = ends[name](config) if name in ends else layer_graph(config, kind=name)
     found = []
@@ -351,8 +363,8 @@ def _weights(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
             matrix = name not in ends and weight.name.endswith(".weight") and op.kind in PRODUCTS
             kind = Kind(op.name in OF_EXPERTS, op.kind if matrix else "", trained)
             first, *others = (axis.local for axis in weight.axes)
-            experts, size = (first, prod(others)) if kind.expert else (1, first * prod(others))
-            found += [(kind, size)] * experts
+            size, number = (prod(others), first) if kind.expert else (first * prod(others), 1)
+            found.append((kind, size, number))
     return tuple(found)
 
 
