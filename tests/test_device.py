@@ -222,12 +222,17 @@ class TestBuffers:
             assert forward.get(name, 0) == number * 2 * 4096**2
             assert name not in named(buffers.in_a_pass(config, stage, "backward"))
 
-    def test_a_late_gradient_of_the_head_keeps_logits_gradients_and_hidden_states(self):
+    @pytest.mark.parametrize(("microbatches", "leaves"), [(8, 2), (4, 2), (3, 1), (2, 0)])
+    def test_a_late_gradient_of_the_head_keeps_logits_gradients_hidden_states_and_leaves(
+        self, microbatches, leaves
+    ):
         late = Environment(deferred_gradients=2)
-        config = llama(pp=2, global_batch_size=8, environment=late)
+        config = llama(pp=2, global_batch_size=microbatches, environment=late)
         found = named(buffers.in_a_pass(config, 1, "backward"))
         (size,) = (size for name, size in found.items() if "late" in name)
         assert size == 2 * (2 * 4096 * 128256 + 2 * 4096 * 4096)
+        inputs = sum(size for name, size in found.items() if name.startswith("inputs"))
+        assert inputs == leaves * 2 * (2 * 4096 * 4096)
 
     def test_frameworks_other_than_megatron_have_none_of_these(self):
         config = load("llama-3-8b", seq_length=512, implementation="torch", pp=2)

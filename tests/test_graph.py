@@ -123,6 +123,14 @@ class TestAttention:
         ops.softmax(g, "softmax", scores, 4)
         assert saved(g) == {"softmax_output": ("b a s s", 4 * 2 * 4 * 16 * 16)}
 
+    def test_padding_saves_a_mask_of_a_byte_a_pair_of_tokens_for_all_heads(self):
+        g, (q, k, _) = self.qkv(t=2)
+        scores = ops.matmul(g, "scores", "scores", q, k, (B, A, S, S), over=D)
+        filled = ops.fill_padding(g, "padding", scores)
+        assert filled.axes == scores.axes
+        assert g.ops[-1].saves[0].tensor.shape == "b s s"
+        assert saved(g)["padding_mask"] == ("b s s", 2 * 16 * 16)
+
     def test_flash_saves_four_tensors_and_a_log_sum_exp_but_nothing_quadratic(self):
         g, (q, k, v) = self.qkv(t=2)
         out = ops.flash_attention(g, "flash", q, k, v, rng_bytes=16, causal=True)

@@ -19,9 +19,11 @@ import memcalc as library
 from memcalc import symbols
 from memcalc.analysis import flops
 from memcalc.analysis.activations import kept
+from memcalc.analysis.segments import rounded
 from memcalc.blocks.layer import layer_graph
 from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
+from memcalc.config.environment import expandable
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
 from memcalc.validation import allocator, cuda, gradients, kernels, megatron, ranks, room, witness
@@ -101,6 +103,13 @@ def sums(report):
 
 
 class TestMeta:
+    def test_transformer_engines_unfused_attention_keeps_the_mask_of_a_bidirectional_layer(self):
+        config = load("gpt2", seq_length=64, attention="unfused", implementation="megatron")
+        causal = validate(config, "meta")
+        report = validate(replace(config, model=replace(config.model, causal=False)), "meta")
+        assert causal.failures == report.failures == ()
+        assert sums(report)[0] - sums(causal)[0] == 64 * 64
+
     @pytest.mark.parametrize(
         "policy", ["none", "selective", "full", "save_linear", "attention", "mlp", "norm"]
     )
@@ -929,7 +938,7 @@ class TestCuda:
     """What there is of it without a GPU: the allocator's rules, and what is refused."""
 
     def test_a_block_is_a_multiple_of_512_bytes(self):
-        assert [allocator.rounded(n) for n in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+        assert [rounded(n) for n in (0, 1, 512, 513)] == [0, 512, 512, 1024]
 
     def test_segments_that_expand_leave_nothing_to_chance(self):
         sizes = [24, 2**20, 3 * 2**20 + 1]
@@ -950,7 +959,7 @@ class TestCuda:
         ],
     )
     def test_the_environment_says_whether_segments_expand(self, environment, expand):
-        assert allocator.expandable(environment) is expand
+        assert expandable(environment) is expand
 
     @pytest.mark.parametrize(
         ("settings", "gpus", "message"),
@@ -987,7 +996,7 @@ class TestCuda:
         place = Place("meta", TYPES["bf16"])
         layer, x = Layer(config, place), hidden_state(config, place)
         sizes = measure(layer, x).sizes
-        counts = iter([0, sum(allocator.rounded(size) for size in sizes) + allocated])
+        counts = iter([0, sum(rounded(size) for size in sizes) + allocated])
         found = witness.observe(0, config, "meta")
         measured = measure(layer, x, allocated=lambda: next(counts))
         failures = module._failures(0, found._replace(measured=measured))

@@ -28,6 +28,7 @@ MEGATRON_SCORES = "Megatron-core transformer/dot_product_attention.py: matmul_in
 MEGATRON_PIPELINE = "Megatron-core pipeline_parallel/schedules.py: set_input_tensor, retain_grad"
 MEGATRON_P2P = "Megatron-core pipeline_parallel/schedules.py, p2p_communication.py"
 MEGATRON_DEFERRED = "Megatron-core tensor_parallel/layers.py: grad_output_buffer"
+TORCH_LEAF = "PyTorch torch/csrc/autograd/functions/accumulate_grad.h: AccumulateGrad.variable"
 MEGATRON_MASK = (
     "Megatron-LM megatron/core/datasets/gpt_dataset.py: _get_ltor_masks_and_position_ids"
 )
@@ -226,7 +227,12 @@ def _rotary(config: Config) -> Iterator[Part]:
 
 
 def _deferred(config: Config, stage: int) -> Iterator[Part]:
-    """Logits' gradients and hidden states of micro-batches whose head's gradient is made late."""
+    """Logits' gradients and hidden states of micro-batches whose head's gradient is made late.
+
+    A hidden state holds its micro-batch's graph, and that its leaf: the input that the stage was
+    sent, with its gradient. Those of the micro-batch at hand, and of the one before it, are counted
+    elsewhere.
+    """
     run, parallel = config.run, config.parallel
     number = min(run.environment.deferred_gradients, config.microbatches)
     if number and has_head(config, stage):
@@ -235,6 +241,9 @@ def _deferred(config: Config, stage: int) -> Iterator[Part]:
         each = tokens * config.model.vocab_size // parallel.tp + output_bytes(config)
         name = "logits' gradients and hidden states kept for the head's late gradient"
         yield _buffer(name, number * each, MEGATRON_DEFERRED)
+        leaves = max(0, min(number, config.microbatches - 2)) if parallel.pp > 1 else 0
+        name = "inputs, with gradients, of the micro-batches of these hidden states"
+        yield _buffer(name, 2 * leaves * output_bytes(config), TORCH_LEAF)
 
 
 def _buffer(name: str, size: int, source: str) -> Part:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from memcalc.analysis import activations, buffers, stages, walk
+from memcalc.analysis import activations, buffers, segments, stages, walk
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
 from memcalc.analysis.stages import Held, chunks, layer_sizes
-from memcalc.analysis.states import buckets, states
+from memcalc.analysis.states import buckets, states, unsplit
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -87,6 +87,8 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     names = [name for chunk in chunks(config, stage) for name in chunk]
     held = stages.stage(config, stage, "exact")
     there = [*states(config, stage), *buffers.lasting(config, stage)]
+    if buffers.steps_with_megatron(config):
+        there += unsplit(config, stage)
     phases = [
         Phase(name, [part for part in (*there, *parts) if part.bytes])
         for name, parts in _moments(config, held)
@@ -111,22 +113,22 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
     coming = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
     passing = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
     names = next((names for names in reversed(chunks(config, stage)) if names), [])
-    again = _together(config, names)
+    again, blocks = _together(config, names), list(_unsplit(config, held))
 
     def back(graph: Graph, policy: Policy) -> Moment:
         return walk.backward(graph, policy, own, gathers=te or not theirs, reentrant=theirs)
 
     if names:
         without, parts = _worst_layer(config, names, walk.forward, [0] * len(names))
-        yield "forward", [*_in_flight(config, held, without), *coming, *parts]
+        yield "forward", [*_in_flight(config, held, without), *blocks, *coming, *parts]
     if held.head:
-        flying, head = _in_flight(config, held), head_graph(config)
+        flying, head = [*_in_flight(config, held), *blocks], head_graph(config)
         yield "loss", [*flying, *coming, *_of_end("head", "logits", walk.forward(head))]
         moment = walk.backward(head, own=own, gathers=not theirs)
         yield "head backward", [*flying, *passing, *_of_end("head", "logits", moment)]
     if names:
         without, parts = _worst_layer(config, names, back, again)
-        yield "backward", [*_in_flight(config, held, without), *passing, *parts]
+        yield "backward", [*_in_flight(config, held, without), *blocks, *passing, *parts]
     if held.embedding:
         done = stages.chunk_weights(config, stage, "exact")[0][0].layers
         graph = embedding_graph(config)
@@ -179,6 +181,23 @@ def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
         Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
         Part("other heads", head, "logits", "exact", LEDGER),
     ]
+
+
+def _unsplit(config: Config, held: Held) -> Iterator[Part]:
+    """What blocks of the layers' activations have beside them; in Megatron-core's order of work."""
+    if not buffers.is_megatron(config) or config.run.environment.expandable_segments:
+        return
+    layers = [
+        (layer_graph(config, kind=kind), _policy(config, place), flying)
+        for number, kinds in enumerate(chunks(config, held.stage))
+        if (flying := held.microbatches.get(number, 0))
+        for place, kind in enumerate(kinds)
+    ]
+    kernels = config.run.implementation
+    copies = kernels.attention == "flash" and (kernels.batch_first or config.parallel.cp > 1)
+    size = segments.unsplit(layers, copies)
+    name = "unsplit blocks of activations"
+    yield Part(name, size, "buffers", buffers.FRAMEWORK, segments.SOURCE)
 
 
 def _policy(config: Config, number: int) -> Policy:

@@ -5,7 +5,7 @@ and ``Parallel.zero`` over how many ranks they are split.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -13,6 +13,8 @@ from typing import NamedTuple
 from memcalc.analysis.parameters import OF_EXPERTS
 from memcalc.analysis.parts import Part
 from memcalc.analysis.schedule import places
+from memcalc.analysis.segments import SOURCE as SEGMENTS
+from memcalc.analysis.segments import Segments
 from memcalc.analysis.stages import chunks
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -192,6 +194,73 @@ def states(config: Config, stage: int) -> list[Part]:
     return found
 
 
+def unsplit(config: Config, stage: int) -> Iterator[Part]:
+    """What blocks of weights, gradients and master weights have beside these, of the last rank.
+
+    They are made before anything else, in Megatron-core's order: the weights; their buffers, which
+    hold a model's parameters from the last to the first; a master copy of each, or of a shard.
+
+    >>> from memcalc.config import load
+    >>> [part.name for part in unsplit(load("gpt2"), 0)]
+    ['unsplit blocks of states']
+    """
+    parallel = config.parallel
+    if parallel.sharder != "megatron" or config.run.environment.expandable_segments:
+        return
+    shards = tuple(shard_ranks(config, expert) for expert in (False, True)) if parallel.zero else ()
+    size = _unsplit(tuple(_in_order(config, stage)), recipe(config.run), shards)
+    if size:
+        yield Part("unsplit blocks of states", size, "buffers", "framework-dependent", SEGMENTS)
+
+
+@lru_cache(256)
+def _unsplit(
+    weights: tuple[tuple[Kind, int, int], ...], each: Recipe, shards: tuple[int, ...]
+) -> int:
+    """The same of these weights; of all else and of experts, shards where there are any."""
+    segments = Segments()
+    held = [(kind, size) for kind, size, number in weights for _ in range(number)]
+    blocks = [(kind, segments.take(each.weight * size)) for kind, size in held]
+    masters = []
+    for expert in (False, True):
+        mine = [size for kind, size in held if kind.expert == expert and kind.trained]
+        if shards:
+            segments.take(each.weight * sum(mine))
+        segments.take(each.gradient * sum(mine))
+        masters += _last_shard(mine, shards[expert] if shards else 1)
+    if shards:
+        for block in (block for kind, block in blocks if kind.trained):
+            segments.give(block)
+    for size in masters:
+        copy = segments.take(each.weight * size)
+        segments.take(each.master * size)
+        segments.give(copy)
+    return segments.unsplit
+
+
+def _last_shard(sizes: Sequence[int], shards: int) -> list[int]:
+    """What the last of so many shards has of each, where they lie one after another backwards."""
+    rest, found = -(-sum(sizes) // shards), []
+    for size in sizes:
+        found.append(min(size, rest))
+        rest -= found[-1]
+    return found
+
+
+def _in_order(config: Config, stage: int) -> Iterator[tuple[Kind, int, int]]:
+    """The weights that a rank of a stage holds, likewise, in the order of its passes."""
+    at = places(config.parallel, stage)
+    if 0 in at:
+        yield from _weights(config, EMBEDDING)
+    for names in chunks(config, stage):
+        for name in names:
+            yield from _weights(config, name)
+    if config.parallel.chunks - 1 in at:
+        yield from _weights(config, HEAD)
+    for part in copies(config, stage):
+        yield Kind(False, "", part not in config.run.frozen), table(config), 1
+
+
 def buckets(config: Config, stage: int, phase: str) -> list[Part]:
     """What a rank holds besides to gather weights and to reduce gradients.
 
@@ -282,16 +351,30 @@ def _units(config: Config, stage: int) -> list[int]:
 @lru_cache(1024)
 def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
     """The parameters of one graph that a rank holds, by their kinds."""
+    found: Counter[Kind] = Counter()
+    for kind, size, number in _weights(config, name):
+        found[kind] += number * size
+    return tuple(found.items())
+
+
+@lru_cache(1024)
+def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
+    """The weights of one graph that a rank holds: their elements, and how many are alike.
+
+    Each expert has its own.
+    """
     ends = {EMBEDDING: embedding_graph, HEAD: head_graph}
     graph = ends[name](config) if name in ends else layer_graph(config, kind=name)
-    found: Counter[Kind] = Counter()
+    found = []
     for op in graph.ops:
         trained = not op.is_in(config.run.frozen)
         for weight in (each for each in op.weights if not each.shared):
             matrix = name not in ends and weight.name.endswith(".weight") and op.kind in PRODUCTS
             kind = Kind(op.name in OF_EXPERTS, op.kind if matrix else "", trained)
-            found[kind] += prod(axis.local for axis in weight.axes)
-    return tuple(found.items())
+            first, *others = (axis.local for axis in weight.axes)
+            size, number = (prod(others), first) if kind.expert else (first * prod(others), 1)
+            found.append((kind, size, number))
+    return tuple(found)
 
 
 def stages_with_table(config: Config) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from memcalc.config import Config
 from memcalc.config.config import RunSource, configure
-from memcalc.config.environment import Environment
+from memcalc.config.environment import Environment, expandable
 from memcalc.config.gpus import is_gpu
 from memcalc.config.readers import megatron, parse, read_bytes, shell
 from memcalc.errors import ConfigError, InputError
@@ -207,6 +207,7 @@ def _of_megatron(name: str, row: _Row) -> MeasuredRun:
         "pytorch": PYTORCH.get(image or ""),
         "cublas_workspace": variables.get("CUBLAS_WORKSPACE_CONFIG"),
         "deterministic": variables.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
+        "expandable_segments": expandable(variables) is True,
     }
     measured = row.inside("measured")
     peak, unknown = measured.size("peak_bytes"), measured.content.get("steady_bytes") is None

@@ -23,6 +23,8 @@ class Environment:
         deferred_gradients: Micro-batches whose gradients of the head's weight are made late
             (Megatron-LM, ``--defer-embedding-wgrad-compute``).
         loader_mask: Whether the data loader makes a mask of each pair of tokens, a byte each.
+        expandable_segments: Whether segments of PyTorch's allocator expand, which splits every
+            block (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``).
 
     Raises:
         ConfigError: A value is out of its bounds.
@@ -37,9 +39,11 @@ class Environment:
     fused_gradients: bool = True
     deferred_gradients: int = 0
     loader_mask: bool = False
+    expandable_segments: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("deterministic", "fused_gradients", "loader_mask"):
+        flags = ("deterministic", "fused_gradients", "loader_mask", "expandable_segments")
+        for name in flags:
             fields.flag(name, getattr(self, name))
         if self.pytorch is not None:
             object.__setattr__(self, "pytorch", _version(self.pytorch))
@@ -79,6 +83,22 @@ def environment(value: Any) -> Environment:
         if name not in known:
             raise ConfigError(f"environment has no {name[:40]!r}; {nearest(name, known)}")
     return Environment(**value)
+
+
+def expandable(environment: Mapping[str, str]) -> bool | None:
+    """Whether an environment asks for expandable segments; None where it says nothing.
+
+    >>> expandable({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    True
+    >>> expandable({}) is None
+    True
+    """
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        for option in environment.get(name, "").split(","):
+            key, _, value = option.partition(":")
+            if key.strip() == "expandable_segments":
+                return value.strip().lower() == "true"
+    return None
 
 
 def _version(value: Any) -> tuple[int, int]:

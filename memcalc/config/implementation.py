@@ -38,6 +38,8 @@ class Implementation:
             them, rather than before it.
         own_heads: Whether heads come to a flash kernel as the model's own code makes them: views
             of all that they were packed with, or repeated.
+        fills_padding: Whether unfused attention that is not causal fills what is padded with zeros
+            behind its softmax too, by a mask that each layer makes and keeps.
         copies_bias: Whether a fused attention kernel keeps a copy of relative positions' bias for
             every layer, a number for each head and pair of tokens. (Unfused, a sum keeps nothing.)
         sorts_routes: Whether routed tokens are sorted by expert with indices of 8 bytes, which are
@@ -92,6 +94,7 @@ class Implementation:
     expert_products: str = "grouped"
     norms_in_linears: bool = False
     own_heads: bool = False
+    fills_padding: bool = False
     copies_bias: bool = False
     sorts_routes: bool = False
     copies_router: bool = False
@@ -122,6 +125,7 @@ IMPLEMENTATIONS = {
             name="megatron",
             source="Megatron-core with Transformer Engine layers and FlashAttention",
             norms_in_linears=True,
+            fills_padding=True,
             repeats_kv=True,
             weighs_activations=True,
             sorts_chunks=True,

@@ -23,6 +23,10 @@ MEGATRON_FUSED_CE = "Megatron-core fusions/fused_cross_entropy.py: save_for_back
 TE_CE = "Transformer Engine pytorch/cross_entropy.py, triton/cross_entropy.py"
 LIGER_CE = "Liger-Kernel ops/fused_linear_cross_entropy.py: fused_linear_cross_entropy_forward"
 TE_FLASH = "Transformer Engine dot_product_attention/backends.py: FlashAttention, sbhd"
+TE_PADDING = (
+    "Transformer Engine dot_product_attention/backends.py: UnfusedDotProductAttention; "
+    "dot_product_attention/utils.py: get_full_mask"
+)
 MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
 HF_BIAS = "transformers integrations/sdpa_attention.py: create_position_bias_mask"
 HF_T5 = "transformers models/t5/modeling_t5.py: T5LayerNorm"
@@ -284,6 +288,19 @@ def softmax(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
     out = Tensor(f"{name}_output", x.axes, dtype_bytes)
     save = Save(out, "output: its gradient is a function of it", KORTHIKANTI)
     g.record(name, "softmax", (x,), (out,), saves=(save,))
+    return out
+
+
+def fill_padding(g: Graph, name: str, x: Tensor) -> Tensor:
+    """Probabilities (b, a, s, s) -> the same, with zeros where a token or its key is padded.
+
+    Saves the mask that it makes, a byte for each pair of a sequence's tokens.
+    """
+    batch, _, rows, keys = x.axes
+    padded = Tensor(f"{name}_mask", (batch, rows, keys), 1)
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    save = Save(padded, "mask of what is padded, a byte a pair of tokens", TE_PADDING)
+    g.record(name, "fill_padding", (x,), (out,), saves=(save,))
     return out
 
 

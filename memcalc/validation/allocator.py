@@ -1,23 +1,11 @@
 """What PyTorch's caching allocator counts as allocated for storages of given sizes.
 
-Rules of c10/cuda/CUDACachingAllocator.cpp: a request is rounded up to 512 bytes. A block that is
-larger is split, but for one case: a request of more than 1 MiB, out of a segment that does not
-expand, takes the whole block where less than 1 MiB would be left of it.
+Its rules are those of ``memcalc.analysis.segments``; segments that expand are always split.
 """
 
 from collections.abc import Iterable, Mapping
 
-ROUND = 512  # kMinBlockSize
-SMALL = 2**20  # kSmallSize: the largest request of the small pool, and the rest that is not split
-
-
-def rounded(size: int) -> int:
-    """Bytes of a block that is split to a request.
-
-    >>> rounded(0), rounded(1), rounded(1024)
-    (0, 512, 1024)
-    """
-    return -(-size // ROUND) * ROUND
+from memcalc.analysis.segments import SMALL, rounded
 
 
 def allocated(sizes: Iterable[int], expandable: bool) -> tuple[int, int]:
@@ -49,19 +37,3 @@ def unknown(environment: Mapping[str, str]) -> list[str]:
     ]
     others = ("roundup_power2_divisions", "backend:cudaMallocAsync")
     return [option for option in options if option.startswith(others)]
-
-
-def expandable(environment: Mapping[str, str]) -> bool | None:
-    """Whether an environment asks for expandable segments; None where it says nothing.
-
-    >>> expandable({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
-    True
-    >>> expandable({}) is None
-    True
-    """
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        for option in environment.get(name, "").split(","):
-            key, _, value = option.partition(":")
-            if key.strip() == "expandable_segments":
-                return value.strip().lower() == "true"
-    return None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from memcalc.validation.allocator import expandable
+from memcalc.config.environment import expandable
 
 
 def available() -> bool:

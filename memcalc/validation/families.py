@@ -134,7 +134,7 @@ def _norm(name: str) -> tuple[str, ...]:
 _CORE = (
     *("qkv", "query_rotary", "key_rotary", "repeat_key", "repeat_value", "flash_attention"),
     *("scores", "scale", "mask", "score_cap", "alibi", "sink", "without_sink", "softmax"),
-    *("probabilities", "softmax_dropout", "context"),
+    *("probabilities", "padding", "softmax_dropout", "context"),
 )
 _LINEARS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 _BLOCK: dict[str, tuple[str, ...]] = {

@@ -137,6 +137,8 @@ class UnfusedCore(nn.Module):
         wide = implementation.softmax_fp32 and model.softmax_fp32
         dtype = torch.float32 if wide else None
         self.causal = model.causal
+        padded = not model.causal and model.patch_size is None
+        self.fills_padding = implementation.fills_padding and padded
         self.repeat_key = Op(_repeat)
         self.repeat_value = Op(_repeat)
         self.scores = Op(lambda q, k: torch.bmm(_heads_first(q), _heads_first(k).transpose(1, 2)))
@@ -144,6 +146,7 @@ class UnfusedCore(nn.Module):
         self.mask = Op(lambda scores, later: scores.masked_fill(later, float("-inf")))
         self.softmax = Op(lambda scores: torch.softmax(scores, -1, dtype=dtype))
         self.probabilities = Op(lambda probs, to: probs.to(to))
+        self.padding = Op(_fill_padding)
         self.softmax_dropout = Op(lambda probs: kernels.dropout(probs, model.attention_dropout))
         self.context = Op(_context)
 
@@ -155,7 +158,10 @@ class UnfusedCore(nn.Module):
         scores = self.scale(self.scores(q, k), d)
         if self.causal:
             scores = self.mask(scores, self.later)
-        probs = self.softmax_dropout(self.probabilities(self.softmax(scores), q.dtype))
+        probs = self.probabilities(self.softmax(scores), q.dtype)
+        if self.fills_padding:
+            probs = self.padding(probs, q.shape[1])
+        probs = self.softmax_dropout(probs)
         context: Tensor = self.context(probs, v)
         return context
 
@@ -361,6 +367,13 @@ def region(
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[2], 2)
+
+
+def _fill_padding(probs: Tensor, b: int) -> Tensor:
+    """Probabilities (b*a, s, s) -> the same, filled by a mask (b, 1, s, s); nothing is padded."""
+    _, s, keys = probs.shape
+    padded = torch.zeros(b, 1, s, keys, dtype=torch.bool, device=probs.device)
+    return probs.view(b, -1, s, keys).masked_fill(padded, 0).flatten(0, 1)
 
 
 def _context(probs: Tensor, v: Tensor) -> Tensor:

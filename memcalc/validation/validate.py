@@ -8,6 +8,7 @@ import torch
 
 from memcalc import resources, symbols
 from memcalc.analysis.layers import layer_entries
+from memcalc.analysis.segments import rounded
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import IMPLEMENTATIONS, Config, Implementation
 from memcalc.errors import UsageError, nearest
@@ -395,7 +396,7 @@ def _rest(peaks: tuple[int, ...]) -> int:
 
 
 def _rounded(found: Finding) -> int:
-    return sum(allocator.rounded(each.bytes) for each in found.measured.stored if each.made_by)
+    return sum(rounded(each.bytes) for each in found.measured.stored if each.made_by)
 
 
 def _allocated(found: Finding) -> tuple[int, int]:

@@ -1,0 +1,273 @@
+"""PyTorch's caching allocator: what it counts beside what is asked of it.
+
+Rules of c10/cuda/CUDACachingAllocator.cpp. A request is rounded up to 512 bytes, and is given the
+smallest free block that holds it. What is left of that block becomes one of its own, unless it is
+at most 1 MiB and the request is larger than that: then the whole block counts as allocated.
+
+What is left depends on the order of requests. Here it is that of Megatron-core's layers, with
+Transformer Engine or without:
+
+- Dropout and the residual's sum are one kernel (fused_bias_dropout.py).
+- Queries, keys and values are views of one product, to which attention.py (Attention.forward)
+  refers until it returns. FlashAttention, and context parallelism, copy them
+  (dot_product_attention/backends.py: FlashAttention, FusedAttention).
+- Keys and values that go round are one block (context_parallel.py: AttnFuncWithCPAndKVP2P).
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from memcalc.analysis.activations import kept
+from memcalc.config.recompute import Policy
+from memcalc.graph.graph import Graph, Op, Tensor
+
+SOURCE = "PyTorch c10/cuda/CUDACachingAllocator.cpp: should_split; Megatron-core's order of work"
+ROUND = 512  # kMinBlockSize
+SMALL = 2**20  # kSmallSize: the largest request of the small pool, and the rest that is not split
+SEGMENT = 20 * 2**20  # kLargeBuffer: what requests of less than LARGE share
+LARGE = 10 * 2**20  # kMinLargeAlloc
+STEP = 2 * 2**20  # kRoundLarge: what larger segments are rounded up to
+MOST = 24  # passes that are walked: more of them are taken to go on as these did
+
+# Operations whose output lies where their input does, or is never there: a kernel does them with
+# the next one.
+IN_PLACE = ("all_reduce", "cast", "copy", "halves", "mask", "scale", "without_sink")
+
+
+def rounded(size: int) -> int:
+    """Bytes of a block that is split to a request.
+
+    >>> rounded(0), rounded(1), rounded(1024)
+    (0, 512, 1024)
+    """
+    return -(-size // ROUND) * ROUND
+
+
+def _is_large(size: int) -> bool:
+    """Whether a request is one of the large pool."""
+    return size > SMALL
+
+
+Key = Tensor | str  # a tensor, or the operation that packed several
+
+
+class Block:
+    """Bytes in a segment, beside others.
+
+    Attributes:
+        start: Where it begins; segments lie far apart.
+        size: Its bytes.
+        asked: What was asked for, or 0 where it is free.
+        before: The block before it in its segment, or None.
+        after: The block behind it, or None.
+    """
+
+    __slots__ = ("after", "asked", "before", "size", "start")
+
+    def __init__(self, start: int, size: int) -> None:
+        self.start = start
+        self.size = size
+        self.asked = 0
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+
+class Segments:
+    """The large pool of an allocator: requests of at most 1 MiB are always split, and left out.
+
+    Attributes:
+        unsplit: The bytes that are counted beside what was asked for.
+
+    >>> segments = Segments()
+    >>> first, other = segments.take(3 * 2**20), segments.take(4 * 2**20)
+    >>> segments.give(first)
+    >>> _ = segments.take(2 * 2**20)
+    >>> segments.unsplit == 2**20
+    True
+    """
+
+    def __init__(self) -> None:
+        self.unsplit = 0
+        self._free: list[tuple[int, int, Block]] = []
+        self._end = 0
+
+    def take(self, size: int) -> Block | None:
+        """A block for a request, which a tensor then holds; None for one of the small pool."""
+        if not _is_large(size):
+            return None
+        size = rounded(size)
+        place = bisect_left(self._free, size, key=lambda free: free[0])
+        block = self._free.pop(place)[2] if place < len(self._free) else self._segment(size)
+        rest = block.size - size
+        if rest > SMALL:
+            other = Block(block.start + size, rest)
+            block.size = size
+            self._join(other, block.after)
+            self._join(block, other)
+            self._add(other)
+        else:
+            self.unsplit += rest
+        block.asked = size
+        return block
+
+    def give(self, block: Block | None) -> None:
+        """The block is free again, as one with its free neighbours."""
+        if block is None:
+            return
+        self.unsplit -= block.size - block.asked
+        block.asked = 0
+        for first, second in ((block, block.after), (block.before, block)):
+            if first and second and not first.asked and not second.asked:
+                self._remove(first if second is block else second)
+                first.size += second.size
+                self._join(first, second.after)
+                block = first
+        self._add(block)
+
+    def _segment(self, size: int) -> Block:
+        whole = SEGMENT if size < LARGE else -(-size // STEP) * STEP
+        block = Block(self._end, whole)
+        self._end += whole + STEP
+        return block
+
+    @staticmethod
+    def _join(first: Block, second: Block | None) -> None:
+        first.after = second
+        if second is not None:
+            second.before = first
+
+    def _add(self, block: Block) -> None:
+        insort(self._free, (block.size, block.start, block))
+
+    def _remove(self, block: Block) -> None:
+        place = bisect_left(self._free, (block.size, block.start), key=lambda free: free[:2])
+        self._free.pop(place)
+
+
+class Step(NamedTuple):
+    """What an operation asks of the allocator.
+
+    Attributes:
+        scratch: Bytes that it has in hand only while it runs.
+        takes: What it asks memory for, with its bytes.
+        gives: What is needed no more when it is done.
+    """
+
+    scratch: int
+    takes: Mapping[Key, int]
+    gives: Sequence[Key]
+
+
+def unsplit(layers: Iterable[tuple[Graph, Policy, int]], copies: bool) -> int:
+    """Bytes that blocks of kept activations have beside the activations.
+
+    Layers go forward one after another in segments that are free, as Megatron-core's do.
+
+    Args:
+        layers: The layers, each with what is recomputed of it, and how many passes of it are in
+            flight.
+        copies: Whether attention copies queries, keys and values off what they were packed in.
+
+    >>> from memcalc.blocks.layer import layer_graph
+    >>> from memcalc.config import load
+    >>> sizes = {"seq_length": 1024, "micro_batch_size": 4, "implementation": "megatron-local"}
+    >>> config = load("gpt2-medium", tp=8, **sizes)
+    >>> unsplit([(layer_graph(config), config.run.policy, 24)], copies=False) / 2**20
+    24.0
+    """
+    segments, walked, number = Segments(), 0, 0
+    plans: dict[tuple[int, Policy], Sequence[Step]] = {}
+    for graph, policy, flying in layers:
+        number += flying
+        key = id(graph), policy
+        if key not in plans:
+            plans[key] = _plan(graph.ops, [entry.tensor for entry in kept(graph, policy)], copies)
+        for _ in range(min(flying, MOST - walked)):
+            _pass(segments, plans[key])
+            walked += 1
+    return segments.unsplit * number // max(walked, 1)
+
+
+def _pass(segments: Segments, plan: Iterable[Step]) -> None:
+    """A layer goes forward: afterwards what it keeps, and what it returns, has blocks."""
+    blocks: dict[Key, Block | None] = {}
+    for step in plan:
+        at_work = segments.take(step.scratch)
+        blocks.update((key, segments.take(size)) for key, size in step.takes.items())
+        segments.give(at_work)
+        for key in step.gives:
+            segments.give(blocks.pop(key))
+
+
+def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Step]:
+    """What each operation of a layer's forward pass asks of the allocator."""
+    homes = _homes(ops, copies)
+    last: dict[Key, int] = {}
+    for index, op in enumerate(ops):
+        used = (*op.inputs, *op.outputs, *op.holds)
+        last.update(dict.fromkeys((homes.get(tensor, tensor) for tensor in used), index))
+    for index, op in enumerate(ops):
+        if _packs(op):
+            last[op.name] = max(last.get(op.name, index), _next_product(ops, index))
+    stay = {homes.get(tensor, tensor) for tensor in (*kept_, *ops[-1].outputs)}
+    made: set[Key] = set()
+    alive: list[Key] = []
+    plan = []
+    for index, op in enumerate(ops):
+        takes = {k: size for k, size in _made(op, homes) if k not in made and _is_large(size)}
+        made.update(takes)
+        alive += [key for key in takes if key not in stay]
+        gives = [key for key in alive if last.get(key, index) <= index]
+        alive = [key for key in alive if key not in gives]
+        if takes or gives or _is_large(op.scratch.forward):
+            plan.append(Step(op.scratch.forward, takes, gives))
+    return plan
+
+
+def _homes(ops: Sequence[Op], copies: bool) -> dict[Tensor, Key]:
+    """Tensors that have no memory of their own, each with whose it is; packed ones by their op."""
+    homes: dict[Tensor, Key] = {}
+    for index, op in enumerate(ops):
+        following = [each for each in ops[index + 1 : index + 2] if each.kind == "add"]
+        fused = op.kind == "dropout" and any(op.outputs[0] in each.inputs for each in following)
+        if op.kind in IN_PLACE or fused:
+            for tensor in set(op.outputs).difference(op.inputs):
+                homes[tensor] = homes.get(op.inputs[0], op.inputs[0])
+        elif _packs(op) and not copies:
+            homes.update(dict.fromkeys(op.outputs, op.name))
+        if _goes_round(op):
+            homes.update(dict.fromkeys(op.inputs, op.name))
+    return homes
+
+
+def _made(op: Op, homes: Mapping[Tensor, Key]) -> Iterator[tuple[Key, int]]:
+    """What an operation asks memory for, with its bytes."""
+    if _packs(op):
+        yield op.name, sum(tensor.bytes for tensor in op.outputs)
+    if _goes_round(op):
+        size = sum(tensor.bytes for tensor in op.inputs)
+        yield f"{op.name}: sent", size
+        yield op.name, size
+    for save in op.saves:
+        if save.tensor not in op.inputs and save.tensor.kept_as is None:
+            yield save.tensor, save.tensor.bytes
+    for tensor in op.outputs:
+        if tensor not in homes and tensor not in op.inputs:
+            yield tensor, tensor.bytes
+
+
+def _packs(op: Op) -> bool:
+    """Whether one product makes several tensors, which are views of its output."""
+    return op.kind == "linear" and len(op.outputs) > 1
+
+
+def _goes_round(op: Op) -> bool:
+    """Whether keys and values are packed in a block that goes from rank to rank."""
+    return any(move.collective == "send_receive" for move in op.moves)
+
+
+def _next_product(ops: Sequence[Op], index: int) -> int:
+    """The next product with a weight, until which the caller refers to what was packed."""
+    products = (later for later in range(index + 1, len(ops)) if ops[later].kind == "linear")
+    return next(products, index)
