@@ -6,6 +6,7 @@ The peak is the largest phase, never a sum of peaks.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.config.recompute import Policy
-from memcalc.graph.graph import Graph
 
 LEDGER = "the ledger: `memcalc ledger`"
 
@@ -106,33 +106,27 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
     through it first, layer by layer; the embedding's gradient comes when the layers of its chunk
     are done.
     """
-    stage, size = held.stage, config.run.activation_bytes
-    in_buckets = config.parallel.sharder == "fsdp2"  # where a layer's gradients are whole
-    own = 0 if buffers.fuses_gradients(config) or in_buckets else size
-    theirs, te = buffers.is_megatron(config), buffers.has_te(config)
+    stage = held.stage
     coming = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
     passing = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
     names = next((names for names in reversed(chunks(config, stage)) if names), [])
     again, blocks = _together(config, names), list(_unsplit(config, held))
-
-    def back(graph: Graph, policy: Policy) -> Moment:
-        return walk.backward(graph, policy, own, gathers=te or not theirs, reentrant=theirs)
-
     if names:
-        without, parts = _worst_layer(config, names, walk.forward, [0] * len(names))
+        without, parts = _worst_layer(config, names, _forward, [0] * len(names))
         yield "forward", [*_in_flight(config, held, without), *blocks, *coming, *parts]
     if held.head:
         flying, head = [*_in_flight(config, held), *blocks], head_graph(config)
         yield "loss", [*flying, *coming, *_of_end("head", "logits", walk.forward(head))]
-        moment = walk.backward(head, own=own, gathers=not theirs)
+        moment = walk.backward(head, own=_own(config), gathers=not buffers.is_megatron(config))
         yield "head backward", [*flying, *passing, *_of_end("head", "logits", moment)]
     if names:
-        without, parts = _worst_layer(config, names, back, again)
+        without, parts = _worst_layer(config, names, _backward, again)
         yield "backward", [*_in_flight(config, held, without), *blocks, *passing, *parts]
     if held.embedding:
         done = stages.chunk_weights(config, stage, "exact")[0][0].layers
         graph = embedding_graph(config)
-        moment = walk.backward(graph, own=size)  # a table's is never added where it is made
+        own = config.run.activation_bytes  # a table's is never added where it is made
+        moment = walk.backward(graph, own=own)
         of_one = activations.total(activations.kept(graph))
         others = replace(held, layers=held.layers - done, embedding=held.embedding - of_one)
         parts = _of_end("embedding", "activations", moment)
@@ -142,7 +136,7 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
 def _worst_layer(
     config: Config,
     names: Sequence[str],
-    walked: Callable[[Graph, Policy], Moment],
+    walked: Callable[[Config, str, Policy], Moment],
     again: Sequence[int],
 ) -> tuple[int, list[Part]]:
     """The layer of a chunk at which a pass through it holds most.
@@ -151,16 +145,35 @@ def _worst_layer(
         What the layers after it keep, which are not there yet, or no longer; and what it holds
         itself beside what it keeps, with what is made again together with it.
     """
-    sizes, moments = layer_sizes(config, names, "exact"), dict[tuple[str, Policy], Moment]()
-    after, worst = 0, (0, list[Part]())
+    sizes = layer_sizes(config, names, "exact")
+    after, most, worst = 0, None, (0, list[Part]())
     for number in reversed(range(len(names))):
-        kind, policy = names[number], _policy(config, number)
-        if (kind, policy) not in moments:
-            moments[kind, policy] = walked(layer_graph(config, kind=kind), policy)
-        parts = _of_layer(moments[kind, policy], sizes[number], again[number])
-        worst = max(worst, (after, parts), key=lambda found: _total(found[1]) - found[0])
+        moment = walked(config, names[number], _policy(config, number))
+        beside = moment.bytes - sizes[number] + again[number] - after
+        if most is None or beside > most:
+            most, worst = beside, (after, _of_layer(moment, sizes[number], again[number]))
         after += sizes[number]
     return worst
+
+
+@lru_cache(256)
+def _forward(config: Config, kind: str, policy: Policy) -> Moment:
+    """The moment of a layer's forward pass that holds most."""
+    return walk.forward(layer_graph(config, kind=kind), policy)
+
+
+@lru_cache(256)
+def _backward(config: Config, kind: str, policy: Policy) -> Moment:
+    """The moment of its backward pass that does."""
+    theirs, te = buffers.is_megatron(config), buffers.has_te(config)
+    graph = layer_graph(config, kind=kind)
+    return walk.backward(graph, policy, _own(config), gathers=te or not theirs, reentrant=theirs)
+
+
+def _own(config: Config) -> int:
+    """Bytes of an element of a weight's own gradient, which is then added elsewhere, or 0."""
+    in_buckets = config.parallel.sharder == "fsdp2"  # where a layer's gradients are whole
+    return 0 if buffers.fuses_gradients(config) or in_buckets else config.run.activation_bytes
 
 
 def _total(parts: Iterable[Part]) -> int:

@@ -16,7 +16,9 @@ Transformer Engine or without:
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
 
 from memcalc.analysis.activations import kept
 from memcalc.config.recompute import Policy
@@ -89,7 +91,7 @@ class Segments:
 
     def __init__(self) -> None:
         self.unsplit = 0
-        self._free: list[tuple[int, int, Block]] = []
+        self._free: list[tuple[Any, ...]] = []  # size, start, block; sorted
         self._end = 0
 
     def take(self, size: int) -> Block | None:
@@ -97,7 +99,7 @@ class Segments:
         if not _is_large(size):
             return None
         size = rounded(size)
-        place = bisect_left(self._free, size, key=lambda free: free[0])
+        place = bisect_left(self._free, (size,))
         block = self._free.pop(place)[2] if place < len(self._free) else self._segment(size)
         rest = block.size - size
         if rest > SMALL:
@@ -141,7 +143,7 @@ class Segments:
         insort(self._free, (block.size, block.start, block))
 
     def _remove(self, block: Block) -> None:
-        place = bisect_left(self._free, (block.size, block.start), key=lambda free: free[:2])
+        place = bisect_left(self._free, (block.size, block.start))
         self._free.pop(place)
 
 
@@ -176,17 +178,24 @@ def unsplit(layers: Iterable[tuple[Graph, Policy, int]], copies: bool) -> int:
     >>> unsplit([(layer_graph(config), config.run.policy, 24)], copies=False) / 2**20
     24.0
     """
-    segments, walked, number = Segments(), 0, 0
-    plans: dict[tuple[int, Policy], Sequence[Step]] = {}
-    for graph, policy, flying in layers:
-        number += flying
-        key = id(graph), policy
-        if key not in plans:
-            plans[key] = _plan(graph.ops, [entry.tensor for entry in kept(graph, policy)], copies)
-        for _ in range(min(flying, MOST - walked)):
-            _pass(segments, plans[key])
-            walked += 1
-    return segments.unsplit * number // max(walked, 1)
+    counted = list(layers)
+    passes = (layer[:2] for layer in counted for _ in range(layer[2]))
+    walked = tuple(islice(passes, MOST))
+    number = sum(flying for _, _, flying in counted)
+    return _unsplit(walked, copies) * number // max(len(walked), 1)
+
+
+@lru_cache(256)
+def _unsplit(passes: tuple[tuple[Graph, Policy], ...], copies: bool) -> int:
+    """The same after these passes."""
+    segments = Segments()
+    plans = {
+        (graph, policy): _plan(graph.ops, [e.tensor for e in kept(graph, policy)], copies)
+        for graph, policy in set(passes)
+    }
+    for each in passes:
+        _pass(segments, plans[each])
+    return segments.unsplit
 
 
 def _pass(segments: Segments, plan: Iterable[Step]) -> None:
