@@ -151,7 +151,7 @@ class _Part(NamedTuple):
 
 def _parts(config: Config, stage: int) -> Iterator[_Part]:
     at = places(config.parallel, stage)
-    several = len(kinds(config.model)) > 1
+    several = len(kinds(config)) > 1
     layers = Counter(kind for names in chunks(config, stage) for kind in names)
     for kind, number in layers.items():
         yield _Part(kind if several else "layers", number, 1, layer_graph(config, kind=kind))

@@ -20,6 +20,7 @@ from memcalc.config.recompute import Policy
 from memcalc.errors import UsageError
 from memcalc.graph.graph import Graph, Op, Region
 from memcalc.graph.mesh import Size, elements
+from memcalc.graph.ops import FUSED_ATTENTION
 
 BACKWARD_PER_FORWARD = 2  # a product's two gradients are two products of its size
 
@@ -100,7 +101,7 @@ def flash_backward(graph: Graph) -> Size:
     >>> flash_backward(layer_graph(load("llama-3-8b"))) == 2 * s**2 * h
     True
     """
-    queries = (op.inputs[0].axes for op in graph.ops if op.kind == "flash_attention")
+    queries = (op.inputs[0].axes for op in graph.ops if op.kind in FUSED_ATTENTION)
     return sum(2 * elements(axes) * axes[0].size for axes in queries)
 
 
@@ -149,8 +150,8 @@ def iteration(config: Config, causal: bool = False) -> Flops:
     '1.8522e+18'
     """
     times = config.microbatches * config.parallel.dp
-    layers = {kind: layer(config, causal, kind) for kind in kinds(config.model)}
-    passes = sum(n * layers[kind].forward for kind, n in kinds(config.model).items())
+    layers = {kind: layer(config, causal, kind) for kind in kinds(config)}
+    passes = sum(n * layers[kind].forward for kind, n in kinds(config).items())
     again = sum(n * layers[kind].recomputed for kind, n in recomputed_layers(config).items())
     heads = 1 + config.model.mtp_layers
     ends = forward(embedding_graph(config), causal) + heads * forward(head_graph(config), causal)

@@ -29,7 +29,7 @@ def comm(config: Config) -> Report:
     [('all_gather', 'forward', 2), ('reduce_scatter', 'backward', 2), ('all_gather', 'backward', 2),
      ('reduce_scatter', 'forward', 2), ('all_gather', 'backward', 2)]
     """
-    of = kinds(config.model)
+    of = kinds(config)
     scopes = {
         "layer" if len(of) == 1 else f"{kind} layer": communication.of_graph(
             layer_graph(config, kind=kind), config.run.policy
