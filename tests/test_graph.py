@@ -464,7 +464,7 @@ def test_a_layers_copy_of_a_mask_is_made_again_with_the_core():
 
 
 def test_pytorchs_math_form_keeps_its_factors_in_fp32():
-    """Falcon-7B's: 71 heads of queries, and of a key and a value that are viewed in one sequence."""
+    """Falcon-7B's: 71 heads of queries, and one key and value, viewed in one sequence."""
     s, heads, d = 2048, 71, 64
     for batch, of_key in ((1, 1), (2, heads)):
         config = load("falcon-7b", micro_batch_size=batch, implementation="transformers-sdpa")
