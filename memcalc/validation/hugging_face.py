@@ -115,9 +115,10 @@ def _differences(name: str, config: Config) -> dict[str, Any]:
 
 
 def _that_matter(different: dict[str, Any], config: Config) -> dict[str, Any]:
-    """What differs, without the softmax that a flash kernel does not keep."""
+    """What differs, without what a fused kernel, or none, has nothing to do with."""
     flash = config.run.implementation.attention == "flash"
-    return {name: value for name, value in different.items() if name != "softmax_fp32" or not flash}
+    beside = "softmax_fp32" if flash else "calls_attention"
+    return {name: value for name, value in different.items() if name != beside}
 
 
 class HuggingFaceLayer(nn.Module):

@@ -89,8 +89,8 @@ class CudaKernels(TorchFunctionMode):
     """What CUDA runs in the place of what meta would: dropout, attention, RMSNorm, gated cells.
 
     Dropout's mask is a byte an element; attention is a flash kernel, or the memory-efficient one
-    where it has a mask or is in fp32 (PyTorch's sdp_utils.cpp); RMSNorm is one kernel, and so is a
-    cell of an LSTM or a GRU.
+    where it has a mask or is in fp32, or no fused one where heads share a key without being told
+    (PyTorch's sdp_utils.cpp); RMSNorm is one kernel, and so is a cell of an LSTM or a GRU.
 
     Args:
         rng_bytes: Bytes of random-number state that the flash kernel keeps.
