@@ -269,7 +269,7 @@ def test_every_token_that_is_predicted_has_a_head_and_its_collectives():
         sum(row.bytes for row in of_iteration(config) if row.phase == "forward")
         - sum(
             n * row.bytes
-            for kind, n in kinds(config.model).items()
+            for kind, n in kinds(config).items()
             for row in of_graph(layer_graph(config, kind=kind))
             if row.phase == "forward"
         )

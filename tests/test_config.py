@@ -258,6 +258,16 @@ def test_hugging_faces_layers_over_ranks_are_warned_about():
     assert "were never measured" in line
 
 
+def test_flash_kernels_are_counted_for_fp32_only_where_they_run():
+    """Falcon's layers, and windowed ones, run a kernel that takes it."""
+    run = {"seq_length": 2048, "precision": "fp32", "implementation": "transformers-sdpa"}
+    told = {
+        name: any("flash kernels take bf16" in line for line in load(name, **run).warnings)
+        for name in ("llama-3-8b", "gemma-3-27b", "phi-3-mini", "falcon-40b")
+    }
+    assert [*told.values()] == [True, True, False, False]
+
+
 class TestKernels:
     """What an implementation changes, by the tensors that it adds."""
 

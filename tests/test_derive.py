@@ -40,41 +40,53 @@ SCHEMA = json.loads(resources.read("schema/report.schema.json"))
 EAGER, SDPA = "transformers-eager", "transformers-sdpa"
 LETTERS = SimpleNamespace(**{x.letter: symbols.symbol(x.letter) for x in symbols.LETTERS})
 s, b, t = LETTERS.s, LETTERS.b, LETTERS.t
-LSE = 32 * sympy.ceiling(s / 32)  # rows of the memory-efficient kernel's log-sum-exp
+
+# Small models of four layers, with a window; the kinds of their layers from its size on.
+SMALL = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PLAIN = {"windowed": "dense", "windowed_moe": "moe", "dense": "dense"}
+QWEN = {"use_sliding_window": True, "max_window_layers": 2}
+WINDOWED = {
+    "mistral": ({"windowed"}, {"num_key_value_heads": 1}),
+    "phi3": ({"windowed"}, {"num_key_value_heads": 4}),
+    "starcoder2": ({"windowed"}, {}),
+    "qwen2": ({"windowed", "dense"}, QWEN),
+    "qwen3": ({"windowed", "dense"}, QWEN),
+    "gemma3_text": ({"windowed", "dense"}, {"sliding_window_pattern": 2}),
+    "mixtral": ({"windowed_moe"}, {"num_local_experts": 4}),
+    "qwen3_moe": (
+        {"windowed", "windowed_moe"},
+        QWEN | {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
+    ),
+}
 
 OWN = [name for name in catalog.names() if not lacking(load(name))]
 
 # What transformers' layers keep beyond the ledger's, by family, attention and kind, and why.
 DIFFERENCES = {
     # the two int64 indices by which each layer takes key and value off one product
-    ("falcon", EAGER, "dense"): 16,
+    ("falcon", "dense"): 16,
     # each first layer of a stack keeps the places in the table of relative positions
-    ("t5", EAGER, "encoder 0"): 8 * s**2,
-    ("t5", EAGER, "decoder 0"): 8 * s**2,
+    ("t5", "encoder 0"): 8 * s**2,
+    ("t5", "decoder 0"): 8 * s**2,
 }
-
-
-def efficient(heads):
-    """What CUDA's memory-efficient kernel keeps beyond a flash kernel: for it is what has a mask.
-
-    Rows of the log-sum-exp in whole tiles of 32, and 16 bytes of seed and offset for 24.
-    """
-    return 4 * heads * b * (LSE - s) - 8
 
 
 def expected(family, implementation, kind, model):
     """The difference of a layer from the ledger."""
-    if implementation == EAGER or family not in ("falcon", "t5"):
-        return DIFFERENCES.get((family, implementation, kind), 0)
-    if family == "t5":
-        number, _, first = kind.partition(" ")
-        attentions = 2 if number == "decoder" else 1
-        # the decoder's first layer makes its bias with the mask in it, for all of them
-        bias = 2 * model.heads * s**2 if first and number == "decoder" else 0
-        return attentions * efficient(model.heads) + (8 * s**2 if first else 0) + bias
-    # Falcon makes a mask whatever it is given, each layer a bias of it, and repeats key and value
-    repeated = 0 if model.kv_heads > 1 else 4 * b * s * (model.heads - 1) * model.head_size
-    return 16 + efficient(model.heads) + 2 * b * s**2 + repeated
+    # under sdpa the first cross-attention makes a bias of zeros, for all of them
+    zeros = 2 * model.heads * s**2 if (implementation, kind) == (SDPA, "decoder 0") else 0
+    return DIFFERENCES.get((family, kind), 0) + zeros
 
 
 class TestThePaper:
@@ -211,7 +223,7 @@ class TestHuggingFace:
             sizes = {letter: sizes[letter] for letter in model.letters()}
             measured = kept_bytes(model.build, sizes, "cuda", "meta")
             assert derived.value(**sizes) == measured
-        parts = whole.parts(derived, model, content, config.run, config.model)
+        parts = whole.parts(derived, model, content, config.run, config)
         known = dict.fromkeys(("dense", "moe"), config.model.layers)
         assert sum(part.layers for part in parts[:-1]) in (*known.values(), 2 * config.model.layers)
         for part in parts[:-1]:
@@ -230,7 +242,7 @@ class TestHuggingFace:
         """Tried by hand with PyTorch 2.13 and transformers 5.24, under flash attention."""
         content, config = content_and_run(name, SDPA)
         derived, model = whole.derived_model(content, config.run)
-        layer, outside = whole.parts(derived, model, content, config.run, config.model)
+        layer, outside = whole.parts(derived, model, content, config.run, config)
         assert Formula(397576 * b * s + 24) == whole.total(layer.tensors)
         assert Formula(65548 * b * s + 512 * s) == whole.total(outside.tensors)
 
@@ -247,6 +259,9 @@ class TestHuggingFace:
         content, config = content_and_run("gemma-3-27b", SDPA)
         derived, _ = whole.derived_model(content, config.run)
         assert "s < 1024" in derived.guards
+        longer = load("gemma-3-27b", seq_length=2048, implementation=SDPA)
+        derived, _ = whole.derived_model(content, longer.run)
+        assert derived.guards == ("s >= 1024", "s % 8 == 0")
 
     @pytest.mark.parametrize(
         ("name", "implementation", "length", "number"),
@@ -279,14 +294,50 @@ class TestHuggingFace:
         built = kept_bytes(as_deep.build, model.sizes(), "cuda", "meta")
         assert sum(number_of[row["layer_kind"]] * row["bytes"] for row in sums) == built
 
-    @pytest.mark.parametrize(("length", "told"), [(2046, False), (2047, True)])
-    def test_a_ledger_says_that_it_does_not_count_a_windows_mask(self, length, told, memcalc):
-        """phi-3-mini's window is of 2047 tokens; from there on sdpa keeps a mask of s²."""
+    @pytest.mark.parametrize(("length", "masked"), [(2046, False), (2047, True), (2048, True)])
+    def test_a_ledger_has_a_windows_mask_and_says_so(self, length, masked, memcalc):
+        """phi-3-mini's window is of 2047 tokens; from there on sdpa keeps a mask, 2 bytes each."""
         line = f"phi-3-mini -s {length} --implementation transformers-sdpa --format json"
-        notes = memcalc(f"ledger {line} --accounting exact").document["notes"]
-        assert any("not counted: transformers gives these a mask" in x for x in notes) == told
-        rows = derive_model("phi-3-mini", "ledger", seq_length=length).column("difference")
-        assert (rows[-1].expression.coeff(s, 2) == 2 * b) == told
+        document = memcalc(f"ledger {line} --accounting exact").document
+        assert any("2047 tokens on sdpa is given a mask" in x for x in document["notes"]) == masked
+        sizes = {row["tensor"]: row["bytes"] for row in document["rows"]}
+        assert sizes.get("mask_bias") == (2 * length * 2048 if masked else None)
+        kind = "windowed" if masked else "dense"
+        assert {row["layer_kind"] for row in document["rows"]} == {kind}
+        assert derive_model("phi-3-mini", "ledger", seq_length=length).failures == ()
+
+    @pytest.mark.parametrize(("length", "number"), [(31, 2), (32, 1), (40, 2), (42, 1)])
+    @pytest.mark.parametrize("family", WINDOWED)
+    def test_windowed_layers_are_the_ledgers(self, family, length, number, tmp_path):
+        """Of a window of 32 tokens, from as many on; 42 tokens are padded to 48."""
+        kinds, facts = WINDOWED[family]
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(SMALL | facts | {"model_type": family, "sliding_window": 32}))
+        report = derive_model(str(path), "ledger", seq_length=length, micro_batch_size=number)
+        assert report.failures == ()
+        found = {row["layer_kind"] for row in report.records()}
+        assert found == (kinds if length >= 32 else {PLAIN[k] for k in kinds})
+
+    @pytest.mark.parametrize(("length", "number"), [(64, 2), (64, 1), (42, 2)])
+    @pytest.mark.parametrize(
+        ("facts", "indices"),
+        [
+            ({"new_decoder_architecture": True, "num_kv_heads": 2}, 16),
+            ({"multi_query": True}, 16),  # no fused kernel runs
+            ({"multi_query": False}, 0),
+            ({"multi_query": False, "alibi": True}, 0),  # its mask is one for all layers
+        ],
+    )
+    def test_falcons_layers_are_the_ledgers(self, facts, indices, length, number, tmp_path):
+        """But for the indices by which they take key and value off one product."""
+        path = tmp_path / "config.json"
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 320}
+        content = {"model_type": "falcon", "num_hidden_layers": 2, **sizes, **facts}
+        path.write_text(json.dumps(content))
+        report = derive_model(str(path), "ledger", seq_length=length, micro_batch_size=number)
+        beyond = {row["tensor"]: row["difference"].expression for row in report.records()}
+        assert beyond["total"] == indices
+        assert len(report.failures) == (3 if indices else 0)
 
     def test_one_sequence_is_held_against_the_ledger_of_one(self):
         report = derive_model(

@@ -36,7 +36,7 @@ def configs(tp):
 @pytest.mark.parametrize("accounting", ["paper", "exact"])
 @pytest.mark.parametrize("name", catalog.names())
 def test_ints_symbols_and_arrays_agree(name, accounting):
-    kinds_ = kinds(load(name, tp=1).model)
+    kinds_ = kinds(load(name, tp=1))
     for technique, kind in product(TECHNIQUES, kinds_):
         formula = None
         exact, values = [], []

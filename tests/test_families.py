@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from memcalc.analysis import flops
 from memcalc.analysis.activations import total
 from memcalc.analysis.layers import layer_entries
-from memcalc.blocks.layer import kind_of, kinds, layer_graph
+from memcalc.blocks.layer import kind_of, kinds, layer_graph, masked
 from memcalc.config import load
 from memcalc.errors import UsageError
 from memcalc.validation.families import FAMILIES
@@ -50,9 +50,9 @@ def layers(name, implementation):
     """A layer of each kind of a catalogue's model, with its config and its input."""
     config = load(name, seq_length=S, micro_batch_size=B, implementation=implementation)
     model, (of, content) = config.model, public(name)
-    for kind in kinds(model).keys() - {"mtp"}:  # transformers does not build these
-        number = [kind_of(model, each) for each in range(model.layers)].index(kind)
-        layer = HuggingFaceLayer(of, content, config.run, number)
+    for kind in kinds(config).keys() - {"mtp"}:  # transformers does not build these
+        number = [kind_of(config, each) for each in range(model.layers)].index(kind)
+        layer = HuggingFaceLayer(of, content, config.run, number, masked(config, kind))
         shape = (B, S, model.hidden_size)
         x = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
         yield config, kind, layer, x
@@ -112,6 +112,16 @@ def test_every_model_is_validated_tensor_by_tensor(name, implementation):
                 validate(config, "meta")
         else:
             assert validate(config, "meta").failures == ()
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "phi-3-mini", "starcoder2-7b"])
+def test_a_layer_beyond_its_window_is_validated_with_the_mask_that_it_is_given(name):
+    for batch, length in ((1, 8192), (2, 8193)):  # of which the second is padded to 8200
+        sizes = {"seq_length": length, "micro_batch_size": batch}
+        report = validate(load(name, implementation=SDPA, **sizes), "meta")
+        assert report.failures == ()
+        found = {row["tensor"]: row["measured_bytes"] for row in report.records()}
+        assert found["mask_bias"] == 2 * batch * length * -(-length // 8) * 8
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "command-r", "gemma-2-9b", "phi-2", "qwen3-8b"])

@@ -142,6 +142,18 @@ class TestAttention:
         }
         assert g.ops[-1].flops == 4 * 2 * 16**2 * 4 * 16
 
+    def test_the_memory_efficient_kernel_saves_its_mask_too_and_rows_in_tiles_of_32(self):
+        g, (q, k, v) = self.qkv(t=2)
+        mask = ops.mask_bias(g, "mask", (B, S, S.tiles(ops.BIAS_TILE)))
+        ops.efficient_attention(g, "efficient", q, k, v, causal=True, bias=mask)
+        assert saved(g) == {
+            **dict.fromkeys(("q", "k", "v", "context"), ("s b a/t d", 2 * 16 * 2 * 2 * 16)),
+            "log_sum_exp": ("b a/t 32*ceil(s/32)", 4 * 2 * 2 * 32),
+            "rng_state": ("16", 16),
+            "mask": ("b s s", 2 * 2 * 16 * 16),
+        }
+        assert g.ops[-1].flops == 4 * 2 * 16**2 * 4 * 16
+
 
 class TestElementwise:
     def test_dropout_saves_a_byte_an_element_and_vanishes_without_probability(self):
@@ -443,6 +455,33 @@ def test_of_a_view_that_enters_a_recomputed_region_the_whole_is_kept():
         ops_of = {entry.tensor.name: entry.ops for entry in entries}
         assert ops_of["query+key+value"] == (by,)
         assert "value" not in ops_of
+
+
+def test_a_layers_copy_of_a_mask_is_made_again_with_the_core():
+    """Its heads are repeated there too; a selective checkpoint saves the kernel's outputs alone."""
+    for words, kept_there in (
+        ("none", {"mask_bias", "key_rotary_output_repeated", "value_repeated", "log_sum_exp"}),
+        ("selective", {"key_rotary_output", "value"}),
+        ("selective_op", {"log_sum_exp", "rng_state", "context"}),
+    ):
+        settings = {"implementation": "transformers-sdpa", "recompute": words}
+        config = load("starcoder2-7b", seq_length=4096, **settings)
+        names = {entry.tensor.name for entry in kept(layer_graph(config), config.run.policy)}
+        assert kept_there <= names
+        assert ("mask_bias" in names) == (words == "none")
+
+
+def test_pytorchs_math_form_keeps_its_factors_in_fp32():
+    """Falcon-7B's: 71 heads of queries, and one key and value, viewed in one sequence."""
+    s, heads, d = 2048, 71, 64
+    for batch, of_key in ((1, 1), (2, heads)):
+        config = load("falcon-7b", micro_batch_size=batch, implementation="transformers-sdpa")
+        sizes = {x.tensor.name: x.tensor.bytes for x in kept(layer_graph(config))}
+        repeated = "" if batch == 1 else "_repeated"
+        assert sizes["query_rotary_output_fp32"] == 4 * s * batch * heads * d
+        assert sizes[f"key_rotary_output_fp32{repeated}"] == 4 * s * batch * of_key * d
+        assert sizes[f"value_fp32{repeated}"] == 4 * s * batch * of_key * d
+        assert sizes["softmax_output"] == 4 * batch * heads * s**2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from memcalc import paper, symbols
 from memcalc.analysis import flops
+from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parameters import owned, parameters
 from memcalc.analysis.schedule import (
     BACKWARD,
@@ -127,6 +128,18 @@ def test_full_recomputation_keeps_2sbh_a_layer_or_its_shard():
         config = load("1t", recompute="full", sp=sp)
         letters = paper.exact(symbols.values(config))
         assert stages(config)[0].layers == paper.COUNTS[name](letters)
+
+
+def test_windowed_layers_hold_their_masks_where_they_lie():
+    """Gemma-3-27B's 62 layers on two stages: of each first five of six, 26 on either."""
+    run = {"implementation": "transformers-sdpa", "pp": 2, "global_batch_size": 2}
+    config = load("gemma-3-27b", seq_length=2048, **run)
+    windowed, dense = (layer_bytes(config, kind=kind) for kind in ("windowed", "dense"))
+    first, last = stages(config)
+    assert first.layers == 2 * (26 * windowed + 5 * dense)
+    assert last.layers == 26 * windowed + 5 * dense
+    mask, heads = 2 * 2048**2, 4 * 2048 * (32 - 16) * 128
+    assert windowed - dense == mask + heads
 
 
 def test_the_head_is_on_the_last_chunk_and_sends_no_output():

@@ -11,7 +11,7 @@ from memcalc.analysis.parts import Part
 from memcalc.analysis.schedule import places
 from memcalc.analysis.stages import chunks, output_bytes
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import MOE, layer_graph
+from memcalc.blocks.layer import MOE_KINDS, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.units import MIB
@@ -209,7 +209,7 @@ def _gathered(config: Config, stage: int) -> Iterator[Part]:
         heads = config.model.heads // parallel.tp
         scores = run.activation_bytes * run.micro_batch_size * heads * run.seq_length**2
         sizes.append((scores // parallel.cp**2, MEGATRON_SCORES))
-    experts = MOE in {kind for names in chunks(config, stage) for kind in names}
+    experts = any(kind in MOE_KINDS for names in chunks(config, stage) for kind in names)
     if experts and run.implementation.gathers_tokens and parallel.ep * parallel.expert_tp > 1:
         shard = whole // parallel.cp // (parallel.tp if parallel.sp else 1)
         sizes.append((shard * parallel.ep * parallel.expert_tp, MEGATRON_TOKENS))

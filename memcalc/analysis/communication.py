@@ -203,7 +203,7 @@ class _Part(NamedTuple):
 
 def _parts(config: Config, stage: int) -> Iterator[_Part]:
     at = places(config.parallel, stage)
-    several = len(kinds(config.model)) > 1
+    several = len(kinds(config)) > 1
     again = recomputed_on(config, stage)
     layers = Counter(kind for names in chunks(config, stage) for kind in names)
     for kind, number in layers.items():

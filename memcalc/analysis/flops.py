@@ -22,6 +22,7 @@ from memcalc.config.recompute import Policy
 from memcalc.errors import UsageError
 from memcalc.graph.graph import Graph, Op, Region
 from memcalc.graph.mesh import Size, elements
+from memcalc.graph.ops import FUSED_ATTENTION
 
 BACKWARD_PER_FORWARD = 2  # a product's two gradients are two products of its size
 
@@ -104,7 +105,7 @@ def flash_backward(graph: Graph) -> Size:
     >>> flash_backward(layer_graph(load("llama-3-8b"))) == 2 * s**2 * h
     True
     """
-    queries = (op.inputs[0].axes for op in graph.ops if op.kind == "flash_attention")
+    queries = (op.inputs[0].axes for op in graph.ops if op.kind in FUSED_ATTENTION)
     return sum(2 * elements(axes) * axes[0].size for axes in queries)
 
 
@@ -156,9 +157,9 @@ def iteration(config: Config, causal: bool = False, early_stop: bool = False) ->
     '1.8522e+18'
     """
     times = config.microbatches * config.parallel.dp
-    layers = {kind: layer(config, causal, kind, early_stop) for kind in kinds(config.model)}
+    layers = {kind: layer(config, causal, kind, early_stop) for kind in kinds(config)}
     again = sum(n * layers[kind].recomputed for kind, n in recomputed_layers(config).items())
-    parts = [(n, layers[kind]) for kind, n in kinds(config.model).items()]
+    parts = [(n, layers[kind]) for kind, n in kinds(config).items()]
     heads = 1 + config.model.mtp_layers
     for n, graph in ((1, embedding_graph(config)), (heads, head_graph(config))):
         parts.append((n, Flops(forward(graph, causal), 0, _of_frozen(graph, config.run.frozen))))
@@ -185,7 +186,7 @@ def beyond_windows(config: Config, causal: bool = False) -> Size:
     if w is None or w >= s:
         return 0
     pattern = model.window_layers or (1,) * model.layers
-    windowed = Counter(kind_of(model, i) for i, there in enumerate(pattern) if there)
+    windowed = Counter(kind_of(config, i) for i, there in enumerate(pattern) if there)
     core = {
         kind: sum(_flops(op, causal) for op in layer_graph(config, kind=kind).ops if op.causal)
         for kind in windowed

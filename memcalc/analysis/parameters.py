@@ -6,7 +6,7 @@ from math import prod
 
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import MOE, MTP, kinds, layer_graph
+from memcalc.blocks.layer import MOE_KINDS, MTP, kinds, layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph, Op
 from memcalc.graph.mesh import Axis, Size, elements
@@ -87,7 +87,7 @@ def parameters(config: Config, sizes: Mapping[str, Size] | None = None) -> Size:
     8.03
     """
     ends = owned(embedding_graph(config, sizes)) + owned(head_graph(config, sizes))
-    numbers: dict[str, Size] = {k: n for k, n in kinds(config.model).items() if k != MTP}
+    numbers: dict[str, Size] = {k: n for k, n in kinds(config).items() if k != MTP}
     if sizes is not None and len(numbers) == 1:
         numbers = dict.fromkeys(numbers, sizes["L"])
     layers = (n * owned(layer_graph(config, sizes, kind)) for kind, n in numbers.items())
@@ -105,12 +105,13 @@ def active_parameters(config: Config) -> int:
     if model.experts is None:
         return int(parameters(config))
     assert model.experts_per_token is not None
-    graph = layer_graph(config, kind=MOE)
+    there = {kind: number for kind, number in kinds(config).items() if kind in MOE_KINDS}
+    graph = layer_graph(config, kind=next(iter(there)))
     of_experts = sum(
         elements(weight.axes) for op in graph.ops for weight in op.weights if op.name in OF_EXPERTS
     )
     idle = Fraction(model.experts - model.experts_per_token, model.experts) * of_experts
-    return int(parameters(config) - kinds(model)[MOE] * idle)
+    return int(parameters(config) - sum(there.values()) * idle)
 
 
 def _splits(axes: tuple[Axis, ...]) -> bool:

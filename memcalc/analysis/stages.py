@@ -172,7 +172,7 @@ def chunks(config: Config, stage: int) -> list[list[str]]:
     for place in places(config.parallel, stage):
         start = sum(chunk.layers for chunk in spread[:place])
         numbers = range(start, start + spread[place].layers)
-        kinds_ = [kind_of(config.model, number) for number in numbers]
+        kinds_ = [kind_of(config, number) for number in numbers]
         found.append(kinds_ + [MTP] * spread[place].further)
     return found
 
@@ -214,7 +214,7 @@ def recomputed_layers(config: Config) -> dict[str, int]:
     >>> recomputed_layers(load("175b", **settings))
     {'dense': 24}
     """
-    run, there = config.run, kinds(config.model)
+    run, there = config.run, kinds(config)
     if run.recompute_method != "block" or run.recompute_layers is None:
         return there
     found = Counter(dict.fromkeys(there, 0))

@@ -35,7 +35,7 @@ def comm(config: Config) -> Report:
      ('reduce_scatter', 'forward', 2), ('all_gather', 'backward', 2)]
     """
     config = config.padded
-    of = kinds(config.model)
+    of = kinds(config)
     scopes = {
         "layer" if len(of) == 1 else f"{kind} layer": communication.of_graph(
             layer_graph(config, kind=kind), config.run.policy

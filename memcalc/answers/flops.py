@@ -150,8 +150,8 @@ def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str,
 
 def _scope_note(config: Config, scope: str) -> str:
     if scope == "layer":
-        several = len(kinds(config.model)) > 1
-        one = f"one {usual_kind(config.model)} layer" if several else "one layer"
+        several = len(kinds(config)) > 1
+        one = f"one {usual_kind(config)} layer" if several else "one layer"
         return f"{one}, one micro-batch, all tensor-parallel ranks together"
     return f"all layers and the head, over all ranks; {batch_note(config)}"
 

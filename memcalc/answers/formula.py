@@ -26,7 +26,7 @@ def formula(config: Config, accounting: str = "paper") -> Report:
     >>> print(steps[-1]["step"], "=", steps[-1]["formula"])
     one layer = b*h*s*(10 + 24/t + 5*a*s/(h*t))
     """
-    there = kinds(config.model)
+    there = kinds(config)
     steps = {kind: _steps(config, kind, accounting) for kind in there}
     rows = [
         (step if len(there) == 1 else step.replace("one layer", f"one {kind} layer"), size)

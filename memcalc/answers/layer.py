@@ -63,7 +63,7 @@ def layer(config: Config, accounting: str = "paper") -> Report:
     """
     under = {technique: technique.of(config) for technique in TECHNIQUES}
     rows: list[tuple[Any, ...]] = []
-    for kind in kinds(config.model):
+    for kind in kinds(config):
         sizes = {t.name: layer_bytes(each, accounting, kind) for t, each in under.items()}
         for technique, each in under.items():
             letters = symbols.symbolic(each, technique.tensor_parallel)
@@ -77,7 +77,7 @@ def layer(config: Config, accounting: str = "paper") -> Report:
         "layer",
         f"Activation memory of one layer of {setting(config.with_parallel(sp=False))}",
         (
-            Column("layer_kind", "text", detail=len(kinds(config.model)) == 1),
+            Column("layer_kind", "text", detail=len(kinds(config)) == 1),
             Column("technique", "text"),
             Column("formula", "formula"),
             Column("bytes", "bytes"),

@@ -27,7 +27,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
     >>> report.column("tensor"), report.column("bytes")
     (['layer_input'], [100663296])
     """
-    found = {kind: _rows(config, kind, accounting) for kind in kinds(config.model)}
+    found = {kind: _rows(config, kind, accounting) for kind in kinds(config)}
     sizes = ", ".join(_size(kind, rows, len(found)) for kind, rows in found.items())
     return Report(
         "ledger",

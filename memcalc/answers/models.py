@@ -51,7 +51,7 @@ def model(name: str) -> Report:
     found = config.model
     facts = {each.name: getattr(found, each.name) for each in fields(Model)}
     facts = {key: value for key, value in facts.items() if value is not None}
-    layers = ", ".join(f"{count} {kind}" for kind, count in kinds(found).items())
+    layers = ", ".join(f"{count} {kind}" for kind, count in kinds(config).items())
     facts = {"name": facts.pop("name"), "kinds of layers": layers, **facts}
     if found.vocab_size is not None or found.classes is not None:
         facts["parameters"] = parameters(config)

@@ -2,8 +2,15 @@
 
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.analysis.stages import output_bytes
+from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.recompute import METHODS
+from memcalc.graph.ops import FUSED_ATTENTION
+
+MASKED = (
+    "sdpa is given a mask, for which PyTorch's memory-efficient kernel runs and keeps a copy (in "
+    "rows of a multiple of 8)"
+)
 
 
 def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
@@ -18,6 +25,7 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
     lines += method_note(config)
     lines += _of_experts(config, accounting)
     lines += _of_windows(config)
+    lines += _of_own_calls(config)
     lines += _of_further_tokens(config)
     lines += _of_stacks(config, accounting)
     return (*lines, *(f"warning: {warning}" for warning in config.warnings))
@@ -58,18 +66,27 @@ def _of_experts(config: Config, accounting: str | None) -> list[str]:
 
 
 def _of_windows(config: Config) -> list[str]:
-    model, sdpa = config.model, config.run.implementation.name == "transformers-sdpa"
-    # from as many tokens on as a window has, transformers' sdpa gets a mask
-    if model.sliding_window is None or config.run.seq_length < model.sliding_window + (not sdpa):
+    model, masked = config.model, config.masked_layers == "windowed"
+    window = model.sliding_window
+    if window is None or (config.run.seq_length <= window and not masked):
         return []
     number = model.layers if model.window_layers is None else sum(model.window_layers)
-    masked = (
-        "; not counted: transformers gives these a mask, for which sdpa has another kernel, which "
-        "keeps it (memcalc derive --from transformers counts it)"
-    )
+    kept = f"from {window} tokens on {MASKED}" if masked else "they keep as much"
     return [
-        f"{number} of {model.layers} layers see {model.sliding_window} tokens back: they keep as "
-        f"much, and their FLOPs are counted over the whole sequence{masked if sdpa else ''}"
+        f"{number} of {model.layers} layers see {window} tokens back: {kept}, and their FLOPs are "
+        "counted over the whole sequence"
+    ]
+
+
+def _of_own_calls(config: Config) -> list[str]:
+    """What a family keeps whose code calls PyTorch's attention itself."""
+    if not (config.model.calls_attention and config.masked_layers == "all"):
+        return []
+    if attention_kernels(config):
+        return [f"whatever transformers' code of this family is given, {MASKED}"]
+    return [
+        "transformers' code of this family gives sdpa fewer key heads than query heads, which no "
+        "fused kernel takes: PyTorch's math form runs, and keeps what it multiplies in fp32"
     ]
 
 
@@ -139,12 +156,23 @@ def method_note(config: Config) -> tuple[str, ...]:
 
 def flash_note(config: Config) -> tuple[str, ...]:
     """Why selective recomputation saves next to nothing under a flash kernel."""
-    if config.run.implementation.attention != "flash":
+    if attention_kernels(config) != {"flash_attention"}:
         return ()
     return (
         "selective recomputation saves next to nothing here: a flash kernel keeps nothing of "
         "s x s, and the output projection keeps the attention's output all the same",
     )
+
+
+def attention_kernels(config: Config) -> set[str]:
+    """The fused kernels of attention that a model's layers run.
+
+    >>> from memcalc.config import load
+    >>> attention_kernels(load("llama-3-8b")), attention_kernels(load("22b"))
+    ({'flash_attention'}, set())
+    """
+    graphs = [layer_graph(config, kind=kind) for kind in kinds(config)]
+    return {op.kind for graph in graphs for op in graph.ops if op.kind in FUSED_ATTENTION}
 
 
 def batch_note(config: Config) -> str:

@@ -11,7 +11,7 @@ from memcalc.analysis.activations import NOTHING
 from memcalc.analysis.device import device
 from memcalc.analysis.stages import chunks
 from memcalc.answers.memory import Room, room_of
-from memcalc.answers.notes import flash_note, notes, setting
+from memcalc.answers.notes import attention_kernels, flash_note, notes, setting
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.recompute import MEGATRON_MODULES, POLICIES, REGIONS, Policy
@@ -45,7 +45,7 @@ def recompute(
     >>> report.records()[1]["extra_flops"] == 4 * b * s**2 * h
     True
     """
-    rows = [row for kind in kinds(config.model) for row in _rows(config, kind, accounting)]
+    rows = [row for kind in kinds(config) for row in _rows(config, kind, accounting)]
     lines: list[str] = []
     if fill:
         room = room_of(config, budget)
@@ -114,7 +114,7 @@ def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
 
 
 def _flash_backward_note(config: Config) -> tuple[str, ...]:
-    if config.run.implementation.attention != "flash":
+    if not attention_kernels(config):
         return ()
     return (
         "flash backward: the scores that the kernel's own backward makes again under every policy; "

@@ -1,14 +1,17 @@
 """Self-attention and cross-attention: (s, b, h) -> (s, b, h)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from memcalc.blocks.norm import norm
 from memcalc.blocks.spec import Spec
 from memcalc.graph import ops
-from memcalc.graph.graph import Graph, Tensor
+from memcalc.graph.graph import Graph, Save, Tensor
 from memcalc.graph.mesh import Axis
 
 CROSS = "cross_"  # what names of a cross-attention begin with
+
+Core = Callable[[Graph, str, Tensor, Tensor, Tensor, Spec], Tensor]
 
 
 def attention(g: Graph, x: Tensor, m: Spec) -> Tensor:
@@ -40,8 +43,7 @@ def cross_attention(g: Graph, x: Tensor, source: Tensor, m: Spec) -> Tensor:
 def attended(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, h); names begin with a prefix."""
     with g.region("core_attention"):
-        core = flash_core if m.kernels.attention == "flash" else unfused_core
-        context = core(g, prefix, q, k, v, m)
+        context = core_of(m)(g, prefix, q, k, v, m)
     out = {f"{prefix}proj_output": (m.h,)}
     (y,) = ops.linear(g, f"{prefix}proj", context, out, ops.ROW, bias=m.model.proj_bias)
     y = ops.leave_tensor_parallel(g, f"{prefix}attention_leave", y)
@@ -102,6 +104,18 @@ def latent_norms(g: Graph, q: Tensor, compressed: Tensor, m: Spec) -> tuple[Tens
     return q, norm(g, "kv_norm", compressed, m)
 
 
+def core_of(m: Spec) -> Core:
+    """How the attention of every head is computed.
+
+    PyTorch's fused kernels are for as many key and value heads as query heads, or for such as they
+    are told to share (sdp_utils_cpp.h: check_batch_size_and_num_heads_dense).
+    """
+    if m.kernels.attention != "flash":
+        return unfused_core
+    told = not m.model.calls_attention or m.model.repeated_kv or not m.kernels.keeps_masks
+    return flash_core if told or not m.grouped else math_core
+
+
 def views(m: Spec) -> bool:
     """Whether what is packed is kept whole: by a flash kernel, or by products of one sequence."""
     return m.kernels.own_heads and (m.kernels.attention == "flash" or m.single)
@@ -125,30 +139,50 @@ def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) 
         q, k, v = ops.exchange_heads(g, f"{prefix}heads_enter", (q, k, v))
     else:
         ops.share_context(g, f"{prefix}share_context", k, v, m.parallel.cp_kind)
-    if m.model.repeated_kv and m.kernels.own_heads and m.grouped:
+    # given a mask, transformers repeats heads (sdpa_attention.py: use_gqa_in_sdpa); one is viewed
+    repeats_anyway = m.model.repeated_kv or (m.masked and m.model.kv_heads > 1)
+    if repeats_anyway and m.kernels.own_heads and m.grouped:
         k, v = repeated(g, prefix, k, v, q.axes[2])
-    relative = m.model.position == "relative" and prefix != CROSS
-    bias = []
-    if relative and m.kernels.copies_bias:
-        keys = Axis.whole(m.s.letter, m.s.size)
-        bias = ops.relative_bias(g, f"{prefix}relative_bias", q, keys, m.causal)
-    out = ops.flash_attention(
-        g,
-        f"{prefix}flash_attention",
-        q,
-        k,
-        v,
-        m.kernels.rng_bytes,
-        m.causal,
-        m.model.attention_sinks,
-        prefix,
-        bias,
-    )
+    sinks = m.model.attention_sinks
+    if m.masked:
+        name, bias = f"{prefix}efficient_attention", mask_of(g, prefix, q, m)
+        out = ops.efficient_attention(g, name, q, k, v, m.causal, sinks, prefix, bias)
+    else:
+        name, rng_bytes = f"{prefix}flash_attention", m.kernels.rng_bytes
+        out = ops.flash_attention(g, name, q, k, v, rng_bytes, m.causal, sinks, prefix)
     if m.kernels.batch_first and not m.single:
         out = ops.tokens_first(g, f"{prefix}context_order", out)
     if m.parallel.cp_kind == "all_to_all":
         (out,) = ops.exchange_heads(g, f"{prefix}heads_leave", (out,))
     return out
+
+
+def mask_of(g: Graph, prefix: str, q: Tensor, m: Spec) -> list[Save]:
+    """q (s, b, a, d) -> the mask or the bias of its scores, as a fused kernel keeps it.
+
+    One in the activations' type is the whole model's, but for a copy of each layer's own where its
+    rows are padded: ALiBi's with the causal mask in it, and a cross-attention's zeros.
+    """
+    s, b, heads, _ = q.axes
+    keys = Axis.whole(m.s.letter, m.s.size)
+    padded = keys.tiles(ops.BIAS_TILE) if m.padded else keys
+    position = m.model.position
+    if position == "relative" and prefix != CROSS:
+        return ops.relative_bias(g, f"{prefix}relative_bias", q, keys, padded, m.causal)
+    own = {"relative": (heads, s, padded), "alibi": (b, heads, s, padded)}
+    if position in own and not m.padded:
+        return []
+    return ops.mask_bias(g, f"{prefix}mask_bias", own.get(position, (b, s, padded)))
+
+
+def math_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
+    """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u): PyTorch's math form, in fp32.
+
+    (attention.cpp: _scaled_dot_product_attention_math; it scales q and k, each by a root.)
+    """
+    q, k, v = (ops.cast(g, f"{each.name}_fp32", each, 4) for each in (q, k, v))
+    context = unfused_core(g, prefix, q, k, v, m)
+    return ops.cast(g, f"{prefix}context_cast", context, g.dtype_bytes)
 
 
 def unfused_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) -> Tensor:
@@ -168,7 +202,8 @@ def unfused_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec
 def probabilities(g: Graph, prefix: str, scores: Tensor, m: Spec) -> Tensor:
     """Scores (b, a, s, s) -> the probabilities of each row's keys, with dropout."""
     keys = scores.axes[-1]
-    wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else g.dtype_bytes
+    narrow = scores.dtype_bytes
+    wide = 4 if m.kernels.softmax_fp32 and m.model.softmax_fp32 else narrow
     if m.model.attention_softcap is not None:
         scores = ops.tanh(g, f"{prefix}score_cap", scores)
     if m.model.position in ("alibi", "relative") and prefix != CROSS:
@@ -178,7 +213,7 @@ def probabilities(g: Graph, prefix: str, scores: Tensor, m: Spec) -> Tensor:
     if m.model.attention_sinks:
         scores = ops.sink(g, f"{prefix}sink", scores)
     probs = ops.softmax(g, f"{prefix}softmax", scores, wide)
-    probs = ops.cast(g, f"{prefix}probabilities", probs, g.dtype_bytes)
+    probs = ops.cast(g, f"{prefix}probabilities", probs, narrow)
     if m.model.attention_sinks:
         probs = ops.without_sink(g, f"{prefix}without_sink", probs, keys)
     if m.kernels.fills_padding and not m.causal and m.model.patch_size is None:

@@ -18,8 +18,9 @@ from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Size
 
 DENSE, MOE, ENCODER, DECODER, MTP = "dense", "moe", "encoder", "decoder", "mtp"
-# the last sublayer of each kind of layer; the first is attention
-SECOND = {DENSE: mlp, MOE: moe, ENCODER: mlp, DECODER: mlp}
+# what dense layers and those of experts are where their window makes another kernel run
+WINDOWED = {DENSE: "windowed", MOE: "windowed_moe"}
+MOE_KINDS = (MOE, WINDOWED[MOE])
 
 Sublayer = Callable[[Graph, Tensor, Spec], Tensor]
 
@@ -112,12 +113,15 @@ def layer(g: Graph, x: Tensor, m: Spec, kind: str) -> Tensor:
     """
     with g.region("layer"):
         if kind == DECODER:
-            return decoder(g, x, m, SECOND[kind])
+            return decoder(g, x, m, mlp)
         if kind == MTP:
-            return further_token(g, x, m, SECOND[kind_of(m.model, m.model.layers - 1)])
+            of_experts = _plain_kind(m.model, m.model.layers - 1) == MOE
+            return further_token(g, x, m, moe if of_experts else mlp)
         if kind == ENCODER:
             m = replace(m, causal=False)
-        return BLOCKS[m.model.block](g, x, m, SECOND[kind])
+        elif kind in WINDOWED.values():
+            m = replace(m, masked=True)
+        return BLOCKS[m.model.block](g, x, m, moe if kind in MOE_KINDS else mlp)
 
 
 def layer_norm(g: Graph, name: str, x: Tensor, m: Spec, alone: bool = True) -> Tensor:
@@ -126,15 +130,19 @@ def layer_norm(g: Graph, name: str, x: Tensor, m: Spec, alone: bool = True) -> T
         return norm(g, name, x, m)
 
 
-def kinds(model: Model) -> dict[str, int]:
+def kinds(config: Config) -> dict[str, int]:
     """The kinds of a model's layers, in the order of their first, with how many there are of each.
 
+    They are the model's, but where its run's kernels tell a windowed layer from another.
+
     >>> from memcalc.config import load
-    >>> kinds(load("22b").model)
+    >>> kinds(load("22b"))
     {'dense': 48}
+    >>> kinds(load("gemma-3-27b", seq_length=4096, implementation="transformers-sdpa"))
+    {'windowed': 52, 'dense': 10}
     """
-    names = [kind_of(model, number) for number in range(layers(model))]
-    names += [MTP] * model.mtp_layers
+    names = [kind_of(config, number) for number in range(layers(config.model))]
+    names += [MTP] * config.model.mtp_layers
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
@@ -148,16 +156,30 @@ def layers(model: Model) -> int:
     return model.layers + (model.encoder_layers or 0)
 
 
-def usual_kind(model: Model) -> str:
+def usual_kind(config: Config) -> str:
     """The kind of layer that there is most of; of as many, the first."""
-    if model.experts is None and model.encoder_layers is None:
+    model = config.model
+    alike = config.masked_layers != "windowed"
+    if model.experts is None and model.encoder_layers is None and alike:
         return DENSE
-    there = {kind: number for kind, number in kinds(model).items() if kind != MTP}
+    there = {kind: number for kind, number in kinds(config).items() if kind != MTP}
     return max(there, key=lambda name: there[name])
 
 
-def kind_of(model: Model, number: int) -> str:
+def kind_of(config: Config, number: int) -> str:
     """The kind of a layer, counted from 0; an encoder's come before its decoder's."""
+    kind, windows = _plain_kind(config.model, number), config.model.window_layers
+    masks = kind in WINDOWED and config.masked_layers == "windowed"
+    return WINDOWED[kind] if masks and (windows is None or windows[number]) else kind
+
+
+def masked(config: Config, kind: str) -> bool:
+    """Whether the fused attention of a kind of layer is given a mask or a bias of its scores."""
+    return kind in WINDOWED.values() or config.masked_layers == "all"
+
+
+def _plain_kind(model: Model, number: int) -> str:
+    """The kind of a layer, whatever kernels run."""
     if model.encoder_layers is not None:
         return ENCODER if number < model.encoder_layers else DECODER
     if model.experts is None:
@@ -183,8 +205,8 @@ def layer_graph(
     21
     """
     if kind is None:
-        kind = usual_kind(config.model)
-    elif kind not in (there := kinds(config.model)):
+        kind = usual_kind(config)
+    elif kind not in (there := kinds(config)):
         raise ConfigError(f"{config.model.name} has no {kind} layer; it has {', '.join(there)}")
     return _own_graph(config, kind) if sizes is None else _graph(config, sizes, kind)
 

@@ -9,6 +9,7 @@ from memcalc.config import Config, Implementation, Model, Parallel
 from memcalc.errors import ConfigError
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import CONTEXT, SEQUENCE, Axis, Mesh, Size, Split, divide
+from memcalc.graph.ops import BIAS_TILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Spec:
         kernels: The variants of operations to run.
         parallel: The kinds of its parallelism; degrees are the mesh's.
         causal: Whether a token attends only to those before it, in the stack at hand.
+        masked: Whether a fused kernel is given a mask or a bias of the scores, which PyTorch's
+            flash kernel does not take, in the layer at hand.
         s: The sequence, as a context-parallel rank has it.
         b: The micro-batch.
         h: The hidden size.
@@ -32,12 +35,14 @@ class Spec:
         routed: The copies of tokens that a rank's experts receive, where the model has experts.
         single: Whether a micro-batch is one sequence, of which PyTorch's products take heads as
             they lie in memory; of several sequences they copy them.
+        padded: Whether a row of scores is no multiple of what PyTorch pads a bias of them to.
     """
 
     model: Model
     kernels: Implementation
     parallel: Parallel
     causal: bool
+    masked: bool
     s: Axis
     b: Axis
     h: Axis
@@ -49,6 +54,7 @@ class Spec:
     others: Mapping[str, Axis]
     routed: Axis | None
     single: bool
+    padded: bool
 
     @classmethod
     def of(cls, config: Config, sizes: Mapping[str, Size]) -> "Spec":
@@ -69,6 +75,7 @@ class Spec:
             run.implementation,
             config.parallel,
             model.causal,
+            config.masked_layers == "all",
             mesh.context(s),
             b,
             h,
@@ -80,6 +87,7 @@ class Spec:
             others,
             routed,
             run.micro_batch_size == 1,
+            run.seq_length % BIAS_TILE != 0,
         )
 
     @property

@@ -116,7 +116,9 @@ class Config:
                 "fp8: linears are counted to keep their inputs in 8 bits, once, as Transformer "
                 "Engine's sources say; never measured"
             )
-        if kernels.attention == "flash" and self.run.precision == "fp32":
+        windowed = self.masked_layers == "windowed" and 0 not in (self.model.window_layers or ())
+        flash = kernels.attention == "flash" and self.masked_layers != "all" and not windowed
+        if flash and self.run.precision == "fp32":
             lines.append("flash kernels take bf16 and fp16 only; counted as if one took fp32")
         most = self.model.max_seq_length
         if most is not None and self.run.seq_length > most:
@@ -143,7 +145,7 @@ class Config:
         lines = []
         if model.position == "relative" and kernels.attention == "flash":
             instead = "counted as if one did"
-            if kernels.copies_bias:
+            if kernels.keeps_masks:
                 instead = (
                     "PyTorch's memory-efficient one runs, and the bias is kept for every layer"
                 )
@@ -164,6 +166,26 @@ class Config:
             "not counted: Megatron-core's value is a view of the packed query, key and value, and "
             f"keeps the other two beside their rotated copies: {more} bytes a layer more"
         ]
+
+    @property
+    def masked_layers(self) -> str:
+        """Which layers' fused attention is given a mask that it keeps: all, windowed, or none.
+
+        A window's is given from as many tokens on as the window has (transformers
+        masking_utils.py: _ignore_causal_mask_sdpa); relative positions' bias counts as one.
+
+        >>> from memcalc.config import load
+        >>> run = {"implementation": "transformers-sdpa"}
+        >>> [load("gemma-3-27b", seq_length=s, **run).masked_layers for s in (1023, 1024)]
+        ['none', 'windowed']
+        """
+        model, kernels = self.model, self.run.implementation
+        if kernels.attention != "flash" or not kernels.keeps_masks:
+            return "none"
+        if model.calls_attention or model.position == "relative":
+            return "all"
+        window = model.sliding_window
+        return "none" if window is None or self.run.seq_length < window else "windowed"
 
     @property
     def microbatches(self) -> int:

@@ -40,8 +40,9 @@ class Implementation:
             of all that they were packed with, or repeated.
         fills_padding: Whether unfused attention that is not causal fills what is padded with zeros
             behind its softmax too, by a mask that each layer makes and keeps.
-        copies_bias: Whether a fused attention kernel keeps a copy of relative positions' bias for
-            every layer, a number for each head and pair of tokens. (Unfused, a sum keeps nothing.)
+        keeps_masks: Whether a layer whose fused attention is given a mask or a bias of the scores
+            (a window's, relative positions', or one that the model's own code makes) runs PyTorch's
+            memory-efficient kernel, which keeps a copy of it. (Unfused, a sum keeps nothing.)
         sorts_routes: Whether routed tokens are sorted by expert with indices of 8 bytes, which are
             kept.
         copies_router: Whether a router whose product is in fp32 keeps an fp32 copy of its input;
@@ -95,7 +96,7 @@ class Implementation:
     norms_in_linears: bool = False
     own_heads: bool = False
     fills_padding: bool = False
-    copies_bias: bool = False
+    keeps_masks: bool = False
     sorts_routes: bool = False
     copies_router: bool = False
     cross_entropy: str = "unfused"
@@ -176,7 +177,7 @@ IMPLEMENTATIONS = {
             keeps_gathered=True,
             weighs_outputs=True,
             own_heads=True,
-            copies_bias=True,
+            keeps_masks=True,
             sorts_routes=True,
             copies_router=True,
             rng_bytes=24,

@@ -91,6 +91,8 @@ class Model:
             (GPT-NeoX, Phi-3), of which an implementation may keep views.
         repeated_kv: Whether the model's own code repeats key and value to all query heads for a
             flash kernel too (Falcon-40B).
+        calls_attention: Whether the model's own code calls PyTorch's attention itself, always with
+            a mask, and without a word of it where query heads share a key and value head (Falcon).
         norm_scale: How the model's own code scales what a norm has normalised: a word of
             ``NORM_SCALES``.
         norm_keeps_input: Whether RMSNorm multiplies its input as it is, beside the fp32 copy that
@@ -168,6 +170,7 @@ class Model:
     mtp_layers: int = 0
     packed_qkv: bool = False
     repeated_kv: bool = False
+    calls_attention: bool = False
     norm_scale: str = "cast"
     norm_keeps_input: bool = False
     norm_bias: bool = True
@@ -342,7 +345,7 @@ _FLAGS = (
     *("qkv_bias", "proj_bias", "mlp_bias", "router_bias", "causal", "softmax_fp32"),
     *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate", "router_norm", "norm_bias"),
     *("embedding_norm", "final_norm", "head_transform", "head_bias", "pooled"),
-    *("packed_qkv", "repeated_kv", "norm_keeps_input", "drops_activation"),
+    *("packed_qkv", "repeated_kv", "calls_attention", "norm_keeps_input", "drops_activation"),
 )
 _SIZES = (
     *("vocab_size", "max_seq_length", "sliding_window", "q_lora_rank", "kv_lora_rank"),

@@ -58,7 +58,8 @@ POLICIES = {
     "full": Policy(frozenset({"layer"})),
     "save_linear": Policy(frozenset({"layer"}), frozenset({"linear"})),
     "selective_op": Policy(
-        frozenset({"layer"}), frozenset({EVERY_SECOND, "flash_attention", "reduce_scatter"})
+        frozenset({"layer"}),
+        frozenset({EVERY_SECOND, "flash_attention", "efficient_attention", "reduce_scatter"}),
     ),
     "offload": Policy(offloaded=True),
 }

@@ -60,7 +60,7 @@ def draw(config: Config, accounting: str) -> Figure:
     axes.set_xticks(range(len(bars)), ticks, fontsize=9)
     axes.set_ylabel("GiB per layer and GPU")
     axes.set_ylim(0, 1.16 * max(tops))
-    kind = f"{usual_kind(config.model)} " if len(kinds(config.model)) > 1 else ""
+    kind = f"{usual_kind(config)} " if len(kinds(config)) > 1 else ""
     title = f"Activation memory of one {kind}layer of {setting(config.with_parallel(sp=False))}"
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.legend(frameon=False, fontsize=9, reverse=True)

@@ -67,6 +67,18 @@ class Axis(NamedTuple):
             letter=f"{factor}{self.letter}", size=factor * self.size, local=factor * self.local
         )
 
+    def tiles(self, tile: int) -> "Axis":
+        """An axis rounded up to whole tiles, as kernels pad one; itself where it is whole already.
+
+        >>> Axis.whole("s", 64).tiles(32).shown, Axis.whole("s", 65).tiles(32).local
+        ('s', 96)
+        """
+        local = _rounded_up(self.local, tile)
+        if local == self.local:
+            return self
+        letter = f"{tile}*ceil({self.letter}/{tile})"
+        return self._replace(letter=letter, size=_rounded_up(self.size, tile), local=local)
+
     @property
     def shown(self) -> str:
         """The axis in letters, as in ``s/t``, or ``Max(1, k/t)`` where ranks may hold copies."""
@@ -181,6 +193,12 @@ def _split(axis: Axis, split: Split) -> Axis:
             divide(degree, axis.local, in_words(axis.letter))
             return axis._replace(local=1, splits=splits)
     return axis._replace(local=divide(axis.local, degree, in_words(axis.letter)), splits=splits)
+
+
+def _rounded_up(size: Size, tile: int) -> Size:
+    if isinstance(size, int | Fraction):
+        return -(-size // tile) * tile
+    return tile * resolve("sympy:ceiling")(size / tile)
 
 
 def _at_least_one(size: Size) -> Size:

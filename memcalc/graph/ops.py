@@ -29,6 +29,13 @@ TE_PADDING = (
 )
 MEGATRON_VP = "Megatron-core tensor_parallel/layers.py: VocabParallelEmbedding"
 HF_BIAS = "transformers integrations/sdpa_attention.py: create_position_bias_mask"
+TORCH_BIAS = (
+    "PyTorch aten/src/ATen/native/transformers/attention.cpp: convert_boolean_attn_mask, pad_bias"
+)
+TORCH_EFFICIENT = (
+    "PyTorch derivatives.yaml, _scaled_dot_product_efficient_attention: query, key, value, "
+    "attn_bias, output, log_sumexp, philox_seed, philox_offset"
+)
 HF_T5 = "transformers models/t5/modeling_t5.py: T5LayerNorm"
 HF_GPT_OSS = "transformers models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate"
 HF_COHERE = "transformers models/cohere/modeling_cohere.py: CohereLayerNorm"
@@ -44,6 +51,11 @@ TORCH_RNN = "PyTorch aten/src/ATen/native/RNN.cpp: SimpleCell, GRUCell, LSTMCell
 TORCH_FUSED_RNN = "PyTorch derivatives.yaml: _thnn_fused_gru_cell, _thnn_fused_lstm_cell"
 
 DIFFERENTIABLE = "kept for a backward of backward, whether there is one or not"
+
+LSE_TILE = 32  # rows of the log-sum-exp of PyTorch's memory-efficient kernel (kAlignLSE)
+BIAS_TILE = 8  # numbers of a row of its bias, which it pads (mem_eff_alignment)
+
+FUSED_ATTENTION = ("flash_attention", "efficient_attention")  # kernels that keep no scores
 
 COLUMN = "column"
 ROW = "row"
@@ -128,7 +140,7 @@ def matmul(
 
     Saves both: the gradient of each needs the other.
     """
-    out = Tensor(output, axes, g.dtype_bytes)
+    out = Tensor(output, axes, x.dtype_bytes)
     reason = "factor: the other factor's gradient needs it"
     g.record(
         name,
@@ -152,7 +164,6 @@ def flash_attention(
     causal: bool,
     sinks: bool = False,
     prefix: str = "",
-    bias: Sequence[Save] = (),
 ) -> Tensor:
     """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), nothing of s x s kept.
 
@@ -160,31 +171,80 @@ def flash_attention(
     probabilities again; the state of the random numbers stands in for a dropout mask. FLOPs are
     those of the two products; causal or not, all s x s of them count. ``sinks`` says whether each
     head has a learned logit of its own beside them. The names of what is made begin with a prefix.
-    A bias of the scores is kept where one is given (``relative_bias``).
     """
+    s, b, heads, _ = q.axes
+    lse = Tensor(f"{prefix}log_sum_exp", (b, heads, s), 4)
+    saves = _of_kernel(f"{prefix}rng_state", lse, rng_bytes, FLASH)
+    return _attended(g, name, "flash_attention", q, k, v, causal, sinks, prefix, saves, FLASH)
+
+
+def efficient_attention(
+    g: Graph,
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    sinks: bool = False,
+    prefix: str = "",
+    bias: Sequence[Save] = (),
+) -> Tensor:
+    """q (s, b, a, d), k and v (s, b, a, u) -> (s, b, a, u): PyTorch's memory-efficient kernel.
+
+    It runs where its flash kernel does not, for it takes a mask or a bias of the scores. Saves what
+    a flash kernel saves, the rows of the log-sum-exp in whole tiles of 32 and 8 bytes each of seed
+    and offset, and the bias (``mask_bias``, ``relative_bias``). The rest is ``flash_attention``'s.
+    """
+    s, b, heads, _ = q.axes
+    lse = Tensor(f"{prefix}log_sum_exp", (b, heads, s.tiles(LSE_TILE)), 4)
+    saves = [*_of_kernel(f"{prefix}rng_state", lse, 16, TORCH_EFFICIENT), *bias]
+    kind = "efficient_attention"
+    return _attended(g, name, kind, q, k, v, causal, sinks, prefix, saves, TORCH_EFFICIENT)
+
+
+def _of_kernel(rng_name: str, lse: Tensor, rng_bytes: int, source: str) -> list[Save]:
+    """What a fused kernel of attention saves beside its inputs and its output."""
+    reason = "log-sum-exp, fp32: normalises the scores made again"
+    saves = [Save(lse, reason, source, small=True)]
+    if rng_bytes:
+        rng = Tensor(rng_name, (Axis.whole(str(rng_bytes), rng_bytes),), 1)
+        reason = "seed and offset of the kernel's random numbers"
+        saves.append(Save(rng, reason, source, small=True))
+    return saves
+
+
+def _attended(
+    g: Graph,
+    name: str,
+    kind: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    sinks: bool,
+    prefix: str,
+    more: Sequence[Save],
+    source: str,
+) -> Tensor:
+    """The output of a fused kernel of attention, which saves q, k, v, the output and ``more``."""
     s, b, heads, d = q.axes
     u = v.axes[-1]
     out = Tensor(f"{prefix}context", (s, b, heads, u), g.dtype_bytes)
-    lse = Tensor(f"{prefix}log_sum_exp", (b, heads, s), 4)
     saves = [
-        Save(q, "backward makes the scores again from it", FLASH),
-        Save(k, "backward makes the scores again from it", FLASH),
-        Save(v, "the gradient of the probabilities needs it", FLASH),
-        Save(out, "the softmax's gradient needs its row sums with dy", FLASH),
-        Save(lse, "log-sum-exp, fp32: normalises the scores made again", FLASH, small=True),
+        Save(q, "backward makes the scores again from it", source),
+        Save(k, "backward makes the scores again from it", source),
+        Save(v, "the gradient of the probabilities needs it", source),
+        Save(out, "the softmax's gradient needs its row sums with dy", source),
+        *more,
     ]
-    if rng_bytes:
-        rng = Tensor(f"{prefix}rng_state", (Axis.whole(str(rng_bytes), rng_bytes),), 1)
-        saves.append(Save(rng, "seed and offset of the kernel's random numbers", FLASH, small=True))
-    saves += bias
-    flops = 2 * (elements((s, b, heads, d)) + elements((s, b, heads, u))) * s.size
+    biases = (save.tensor for save in more if not save.small)
     g.record(
         name,
-        "flash_attention",
-        (q, k, v, *(save.tensor for save in bias)),
+        kind,
+        (q, k, v, *biases),
         (out,),
         saves=saves,
-        flops=flops,
+        flops=2 * (elements((s, b, heads, d)) + elements((s, b, heads, u))) * s.size,
         weights=(Weight(f"{name}.sink", (heads,)),) if sinks else (),
         causal=causal,
     )
@@ -243,14 +303,29 @@ def mask(g: Graph, name: str, x: Tensor) -> Tensor:
     return _elementwise(g, name, "mask", x)
 
 
-def relative_bias(g: Graph, name: str, q: Tensor, keys: Axis, causal: bool) -> list[Save]:
+def mask_bias(g: Graph, name: str, axes: tuple[Axis, ...]) -> list[Save]:
+    """A layer's copy of a mask or a bias of the scores, as a fused kernel adds it to them.
+
+    Saves nothing itself; the kernel saves what is returned. A mask of a byte a pair of tokens, the
+    model's own, is converted to the activations' type by each call of the kernel, for each sequence
+    and once for all heads.
+    """
+    bias = Tensor(name, axes, g.dtype_bytes)
+    g.record(name, "mask_bias", (), (bias,))
+    return [Save(bias, "mask in the scores' type, which backward adds again", TORCH_BIAS)]
+
+
+def relative_bias(
+    g: Graph, name: str, q: Tensor, keys: Axis, padded: Axis, causal: bool
+) -> list[Save]:
     """q (s, b, a, d) -> a layer's copy of a bias (a, s, s) of its scores, for a fused kernel.
 
-    Saves nothing itself; the kernel saves what is returned: the copy, and where a causal mask
-    chooses it from the bias and -inf the choice, a byte a pair of tokens. The table is the stack's.
+    Saves nothing itself; the kernel saves what is returned: the copy, whose rows are padded, and
+    where a causal mask chooses it from the bias and -inf the choice, a byte a pair of tokens. The
+    table is the stack's.
     """
     s, _, heads, _ = q.axes
-    bias = Tensor(name, (heads, s, keys), g.dtype_bytes)
+    bias = Tensor(name, (heads, s, padded), g.dtype_bytes)
     g.record(name, "relative_bias", (), (bias,))
     saves = [Save(bias, "bias of the scores, which backward makes again", HF_BIAS)]
     if causal:

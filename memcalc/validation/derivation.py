@@ -310,11 +310,15 @@ def _worded(condition: Any) -> str:
     """A condition as one reads it.
 
     >>> n = sympy.Symbol("n")
-    >>> _worded(sympy.And(sympy.Ne(n, 3), n >= 2))
-    'n >= 2 and n != 3'
+    >>> _worded(sympy.And(sympy.Ne(n, 3), n >= 2)), _worded(sympy.Mod(n, 8) <= 0)
+    ('n >= 2 and n != 3', 'n % 8 == 0')
     """
     if isinstance(condition, sympy.And):
         return " and ".join(map(_worded, condition.args))
+    if isinstance(condition, sympy.Rel) and isinstance(condition.lhs, sympy.Mod):
+        rest = "==" if condition.subs(condition.lhs, 0) is sympy.true else "!="
+        if condition.rhs == 0:
+            return f"{' % '.join(map(str, condition.lhs.args))} {rest} 0"
     if isinstance(condition, sympy.Eq | sympy.Ne):
         return f"{condition.lhs} {condition.rel_op} {condition.rhs}"
     return str(condition)

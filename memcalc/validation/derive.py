@@ -79,7 +79,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
     content, config, run, said_of_it = theirs
     if against and config is None:
         raise UsageError(f"memcalc has no ledger of {target}: it does not know its family")
-    found = whole.parts(derived, model, content, run, config.model if config else None)
+    found = whole.parts(derived, model, content, run, config)
     inside, outside = found[:-1], found[-1]
     kernels = run.implementation
     own = model.sizes()

@@ -7,10 +7,11 @@ them back, and what comes back tells whether the family has such a layer.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from memcalc.blocks.layer import DENSE
+from memcalc.blocks.layer import DENSE, WINDOWED
 from memcalc.config import Model
 
 Word = str | Callable[[Model, str], Any]
+_DENSE_KINDS = (DENSE, WINDOWED[DENSE])
 
 
 class Family(NamedTuple):
@@ -60,7 +61,7 @@ def _first_dense(model: Model, kind: str) -> int:
 def _dense_layers(model: Model, kind: str) -> list[int]:
     """The dense layers: of a model with the kind as its first, or where none is said, its own."""
     if kind:
-        return [0] if kind == DENSE else []
+        return [0] if kind in _DENSE_KINDS else []
     return [number for number, moe in enumerate(model.moe_layers or ()) if not moe]
 
 
@@ -133,6 +134,8 @@ def _norm(name: str) -> tuple[str, ...]:
 
 _CORE = (
     *("qkv", "query_rotary", "key_rotary", "repeat_key", "repeat_value", "flash_attention"),
+    *("efficient_attention", "mask_bias", "query_rotary_output_fp32", "key_rotary_output_fp32"),
+    *("value_fp32", "context_cast"),
     *("scores", "scale", "mask", "score_cap", "alibi", "sink", "without_sink", "softmax"),
     *("probabilities", "padding", "softmax_dropout", "context"),
 )
@@ -426,7 +429,7 @@ def parts(family: str, kind: str = "") -> dict[str, str]:
     A dense layer among those with experts has an MLP's parts.
     """
     names = FAMILIES[family].names
-    if kind == DENSE and "experts" in names:
+    if kind in _DENSE_KINDS and "experts" in names:
         mlp = {part: _PARTS[part] for part in ("fc1", "act_fn", "mlp")}
         names = {part: those for part, those in names.items() if part != "experts"} | mlp
     return {each: part for part, those in names.items() for each in those}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from memcalc.blocks.layer import usual_kind
+from memcalc.blocks.layer import masked, usual_kind
 from memcalc.config import Config, Model, Run
 from memcalc.config.readers import huggingface
 from memcalc.errors import MemcalcError, UsageError
@@ -100,7 +100,7 @@ def require(config: Config) -> None:
 
 def _differences(name: str, config: Config) -> dict[str, Any]:
     """What a family's layers have otherwise than a model, read back from its config.json."""
-    model, kind = config.model, usual_kind(config.model)
+    model, kind = config.model, usual_kind(config)
     content = {"model_type": name, "num_hidden_layers": 1, **described(name, model, kind)}
     try:
         theirs = huggingface.read(content, model.name).model
@@ -115,9 +115,10 @@ def _differences(name: str, config: Config) -> dict[str, Any]:
 
 
 def _that_matter(different: dict[str, Any], config: Config) -> dict[str, Any]:
-    """What differs, without the softmax that a flash kernel does not keep."""
+    """What differs, without what a fused kernel, or none, has nothing to do with."""
     flash = config.run.implementation.attention == "flash"
-    return {name: value for name, value in different.items() if name != "softmax_fp32" or not flash}
+    beside = "softmax_fp32" if flash else "calls_attention"
+    return {name: value for name, value in different.items() if name != beside}
 
 
 class HuggingFaceLayer(nn.Module):
@@ -131,9 +132,17 @@ class HuggingFaceLayer(nn.Module):
         content: The layer's sizes, as the family's config.json names them.
         run: The sequence, the precision and the kernels.
         number: Which of the model's layers it is, counted from 0.
+        masked: Whether the model gives it a mask under sdpa.
     """
 
-    def __init__(self, kind: str, content: Mapping[str, Any], run: Run, number: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        content: Mapping[str, Any],
+        run: Run,
+        number: int = 0,
+        masked: bool = False,
+    ) -> None:
         super().__init__()
         eager = run.implementation.attention == "unfused"
         dtype, s = TYPES[run.precision], run.seq_length
@@ -144,6 +153,8 @@ class HuggingFaceLayer(nn.Module):
             self.layer = _build(getattr(modeling, FAMILIES[kind].layer), config, number)
             self.layer = _typed(self.layer, modeling, dtype).train()
             tables = {"later": torch.zeros(1, 1, s, s, dtype=dtype)} if eager else {}
+            if masked and not eager:  # of a byte a pair of tokens, and viewed for all sequences
+                tables["later"] = torch.zeros(1, 1, s, s, dtype=torch.bool)
             tables |= _positions(modeling, config, run, number)
             for name, table in tables.items():
                 self.register_buffer(name, table)
@@ -153,7 +164,9 @@ class HuggingFaceLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output."""
         shared = dict(self.named_buffers(recurse=False))
-        given: dict[str, Any] = {"attention_mask": shared.get("later")}
+        later = shared.get("later")
+        mask = None if later is None else later.expand(len(x), -1, -1, -1)
+        given: dict[str, Any] = {"attention_mask": mask}
         if "alibi" in self.takes:
             given["alibi"] = shared.get("alibi")
         if "cos" in shared:
@@ -168,9 +181,9 @@ class HuggingFaceLayer(nn.Module):
 
 def layer_of(config: Config) -> HuggingFaceLayer:
     """The layer of a config's model, of the kind that it has most of."""
-    kind = family(config)
-    content = described(kind, config.model, usual_kind(config.model))
-    return HuggingFaceLayer(kind, content, config.run)
+    of, kind = family(config), usual_kind(config)
+    content = described(of, config.model, kind)
+    return HuggingFaceLayer(of, content, config.run, masked=masked(config, kind))
 
 
 def cuda_kernels(run: Run) -> AbstractContextManager[Any]:

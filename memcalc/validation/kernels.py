@@ -8,6 +8,7 @@ in for everywhere.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from memcalc.errors import UsageError
+from memcalc.graph.ops import BIAS_TILE
 
 SEQUENCES = (torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu)
 CUDNN = "op by op; on CUDA it is cuDNN's, which keeps its output and a reserve of its own"
@@ -87,8 +89,8 @@ class CudaKernels(TorchFunctionMode):
     """What CUDA runs in the place of what meta would: dropout, attention, RMSNorm, gated cells.
 
     Dropout's mask is a byte an element; attention is a flash kernel, or the memory-efficient one
-    where it has a mask or is in fp32 (PyTorch's sdp_utils.cpp); RMSNorm is one kernel, and so is a
-    cell of an LSTM or a GRU.
+    where it has a mask or is in fp32, or no fused one where heads share a key without being told
+    (PyTorch's sdp_utils.cpp); RMSNorm is one kernel, and so is a cell of an LSTM or a GRU.
 
     Args:
         rng_bytes: Bytes of random-number state that the flash kernel keeps.
@@ -129,13 +131,15 @@ class CudaKernels(TorchFunctionMode):
         **others: Any,
     ) -> Tensor:
         q, k, v = query, key, value
-        if q.dim() != 4:  # no fused kernel takes it
+        alike = k.shape[1] == q.shape[1] or others.get("enable_gqa", False)
+        if q.dim() != 4 or not alike:  # no fused kernel takes it
             return ATTENTION(q, k, v, attn_mask, dropout_p, is_causal, **others)
         if attn_mask is None and q.dtype != torch.float32:
             out: Tensor = FlashAttention.apply(q, k, v, self.rng_bytes, "bs", is_causal)
             return out
-        bias = None if attn_mask is None else _as_bias(attn_mask, q)
-        k, v = _repeat(k, q), _repeat(v, q)
+        bias = None if attn_mask is None else _padded(_as_bias(attn_mask, q))
+        if k.shape[1] != q.shape[1]:
+            k, v = _repeat(k, q), _repeat(v, q)
         wide = None if bias is None else bias.expand(*q.shape[:-1], k.shape[2])
         scale = others.get("scale")
         out, *_ = EFFICIENT_ATTENTION(q, k, v, wide, True, dropout_p, is_causal, scale=scale)
@@ -186,6 +190,18 @@ def _as_bias(mask: Tensor, q: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask.logical_not(), float("-inf"))
+
+
+def _padded(bias: Tensor) -> Tensor:
+    """A bias with rows of a multiple of 8, of which PyTorch takes a view (attention.cpp: pad_bias).
+
+    It asks for the strides of all but the last axis, which of a dense bias are multiples of it.
+    """
+    *others, keys = bias.shape
+    if not keys % BIAS_TILE > 0:  # an inequality: a symbolic size stays one
+        return bias
+    wide = bias.new_zeros(*others, ceil(keys / BIAS_TILE) * BIAS_TILE)
+    return wide[..., :keys].copy_(bias)
 
 
 class RmsNorm(Function):

@@ -203,7 +203,9 @@ def _layer_notes(config: Config, device: str, against: str) -> tuple[str, ...]:
     """Whose layer ran, and what stood in for kernels."""
     if against == "transformers":
         built = families.FAMILIES[hugging_face.family(config)].layer
-        return (f"layer: transformers' own {built}; stand-ins for CUDA's dropout and flash kernel",)
+        return (
+            f"layer: transformers' own {built}; stand-ins for CUDA's dropout and attention kernels",
+        )
     if against == "megatron":
         return (
             "layer: Megatron-core's own local TransformerLayer; stand-ins for its norms and for "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from memcalc.blocks.layer import kind_of
-from memcalc.config import Model
+from memcalc.config import Config
 from memcalc.config.run import Run
 from memcalc.errors import InputError, nearest
 from memcalc.validation.derivation import (
@@ -201,7 +201,11 @@ def _one_more(derived: Derived, model: Whole, deeper: Whole, kinds: list[tuple[i
 
 
 def parts(
-    derived: Derived, model: Whole, content: Mapping[str, Any], run: Run, known: Model | None = None
+    derived: Derived,
+    model: Whole,
+    content: Mapping[str, Any],
+    run: Run,
+    known: Config | None = None,
 ) -> list[Part]:
     """What a layer of each kind keeps, and what is kept outside: a kind is layers that keep alike.
 
@@ -241,9 +245,9 @@ def parts(
     return [*found, Part(OUTSIDE, 1, tuple(outside))]
 
 
-def _kind_of(stacks: list[Stack], index: int, number: int, known: Model | None) -> str:
+def _kind_of(stacks: list[Stack], index: int, number: int, known: Config | None) -> str:
     if known is not None:
-        return kind_of(known, number + (index and (known.encoder_layers or 0)))
+        return kind_of(known, number + (index and (known.model.encoder_layers or 0)))
     return "layer" if len(stacks) == 1 else stacks[index].path.split(".")[-2]
 
 

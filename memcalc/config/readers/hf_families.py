@@ -138,6 +138,7 @@ def _falcon(said: Content) -> Facts:
         "position": "alibi" if flag(said, "alibi", False) else "rotary",
         "packed_qkv": not (new or one),
         "repeated_kv": new,
+        "calls_attention": True,
         "qkv_bias": bias,
         "proj_bias": bias,
         "mlp_bias": bias,
