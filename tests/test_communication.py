@@ -263,6 +263,12 @@ def test_gradients_of_copies_of_the_table_are_summed():
     assert not once("table", "llama-3-8b", pp=2)  # its head has a weight of its own
 
 
+@pytest.mark.parametrize("name", ["gpt2", "vit-large"])
+def test_of_two_copies_of_all_weights_the_table_is_one(name):
+    config = load(name, pp=2, schedule="dualpipe", global_batch_size=8)
+    assert "table" not in {row.part for row in of_iteration(config) if row.times == 1}
+
+
 def test_every_token_that_is_predicted_has_a_head_and_its_collectives():
     h, s, t = 7168, 4096, 8
     (without, with_one) = (

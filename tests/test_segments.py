@@ -109,9 +109,19 @@ class TestLayers:
     def test_more_passes_than_are_walked_go_on_as_these_did(self, monkeypatch):
         config = gpt(attention="unfused")
         layer = layer_graph(config), config.run.policy, 2000
-        whole = unsplit([layer], copies=False)
+        assert unsplit([layer], copies=False) == (2000 * MIB, False)
         monkeypatch.setattr(segments, "MOST", 10)
-        assert unsplit([layer], copies=False) == whole == 2000 * MIB
+        assert unsplit([layer], copies=False) == (2000 * MIB, False)
+
+    def test_layers_go_forward_micro_batch_by_micro_batch(self):
+        """A dense layer and one of experts leave other blocks than one kind after the other."""
+        config = load("deepseek-v2-lite", seq_length=3000, implementation="megatron")
+        dense, moe = (
+            (layer_graph(config, kind=kind), config.run.policy) for kind in ("dense", "moe")
+        )
+        in_turns, _ = unsplit([(*dense, 4), (*moe, 4)], copies=True)
+        first, _ = unsplit([(*dense, 1), (*moe, 1)] * 4, copies=True)
+        assert in_turns == first
 
 
 class TestStates:

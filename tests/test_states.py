@@ -163,6 +163,17 @@ class TestSharding:
         config = load("llama-3-8b", dp=4, cp=2, zero=1, sharder="nanotron")
         assert by_group(config)[2] == 12 * whole(config) // 4
 
+    def test_only_what_is_trained_has_gradients_to_be_reduced(self):
+        settings = {"dp": 8, "sharder": "fsdp2", "seq_length": 4096}
+        sizes = []
+        for frozen in ((), ("embedding", "head")):
+            config = load("llama-3-8b", frozen=frozen, **settings)
+            (part,) = [p for p in buckets(config, 0, "backward") if p.name.startswith("gradients")]
+            sizes.append(part.bytes)
+        layer = 2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336 + 2 * 4096
+        head = 128256 * 4096 + 4096  # with the last norm
+        assert sizes == [6 * head, 6 * layer]
+
     def test_fsdp2_keeps_fp32_shards(self):
         config = load("llama-3-8b", dp=8, sharder="fsdp2")
         n = whole(config)

@@ -144,10 +144,10 @@ def _of_states(config: Config, stage: int, micro: int, partly: Size) -> Iterator
     parallel, each = config.parallel, recipe(config.run)
     size = each.weight if parallel.sharder == "deepspeed" and parallel.zero else each.gradient
     tables = stages_with_table(config)
-    shared = stage in tables and len(tables) > 1 and EMBEDDING not in config.run.frozen
-    own = table(config) if shared else 0
     yield _over("all_reduce", "backward", "partial", each.gradient * partly, parallel.tp)
-    yield _over("all_reduce", "backward", "table", each.gradient * own, len(tables))
+    if stage in tables and EMBEDDING not in config.run.frozen:
+        size_ = each.gradient * table(config)
+        yield _over("all_reduce", "backward", "table", size_, len(tables))
     for expert, part in ((False, "weights"), (True, "experts")):
         held = {kind: n for kind, n in parameters(config, stage).items() if kind.expert == expert}
         gradients = size * sum(n for kind, n in held.items() if kind.trained)

@@ -87,7 +87,7 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     names = [name for chunk in chunks(config, stage) for name in chunk]
     held = stages.stage(config, stage, "exact")
     there = [*states(config, stage), *buffers.lasting(config, stage)]
-    if buffers.steps_with_megatron(config):
+    if buffers.is_megatron(config):
         there += unsplit(config, stage)
     phases = [
         Phase(name, [part for part in (*there, *parts) if part.bytes])
@@ -200,17 +200,20 @@ def _unsplit(config: Config, held: Held) -> Iterator[Part]:
     """What blocks of the layers' activations have beside them; in Megatron-core's order of work."""
     if not buffers.is_megatron(config) or config.run.environment.expandable_segments:
         return
+    there = chunks(config, held.stage)
+    kinds = {kind for names in there for kind in names}
+    graphs = {kind: layer_graph(config, kind=kind) for kind in kinds}
     layers = [
-        (layer_graph(config, kind=kind), _policy(config, place), flying)
-        for number, kinds in enumerate(chunks(config, held.stage))
+        (graphs[kind], _policy(config, place), flying)
+        for number, names in enumerate(there)
         if (flying := held.microbatches.get(number, 0))
-        for place, kind in enumerate(kinds)
+        for place, kind in enumerate(names)
     ]
     kernels = config.run.implementation
     copies = kernels.attention == "flash" and (kernels.batch_first or config.parallel.cp > 1)
-    size = segments.unsplit(layers, copies)
-    name = "unsplit blocks of activations"
-    yield Part(name, size, "buffers", buffers.FRAMEWORK, segments.SOURCE)
+    size, all_walked = segments.unsplit(layers, copies)
+    certainty = buffers.FRAMEWORK if all_walked else "estimated"
+    yield Part("unsplit blocks of activations", size, "buffers", certainty, segments.SOURCE)
 
 
 def _policy(config: Config, number: int) -> Policy:

@@ -161,28 +161,37 @@ class Step(NamedTuple):
     gives: Sequence[Key]
 
 
-def unsplit(layers: Iterable[tuple[Graph, Policy, int]], copies: bool) -> int:
+def unsplit(layers: Sequence[tuple[Graph, Policy, int]], copies: bool) -> tuple[int, bool]:
     """Bytes that blocks of kept activations have beside the activations.
 
-    Layers go forward one after another in segments that are free, as Megatron-core's do.
+    Layers go forward one after another, micro-batch by micro-batch, in segments that are free, as
+    Megatron-core's do. Of more than ``MOST`` such passes the others are taken to go on likewise.
 
     Args:
         layers: The layers, each with what is recomputed of it, and how many passes of it are in
             flight.
         copies: Whether attention copies queries, keys and values off what they were packed in.
 
+    Returns:
+        The bytes, and whether all passes were walked.
+
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
     >>> sizes = {"seq_length": 1024, "micro_batch_size": 4, "implementation": "megatron-local"}
     >>> config = load("gpt2-medium", tp=8, **sizes)
-    >>> unsplit([(layer_graph(config), config.run.policy, 24)], copies=False) / 2**20
-    24.0
+    >>> size, all_walked = unsplit([(layer_graph(config), config.run.policy, 24)], copies=False)
+    >>> size / 2**20, all_walked
+    (24.0, True)
     """
-    counted = list(layers)
-    passes = (layer[:2] for layer in counted for _ in range(layer[2]))
+    number = sum(flying for _, _, flying in layers)
+    passes = (
+        (graph, policy)
+        for micro in range(max((flying for _, _, flying in layers), default=0))
+        for graph, policy, flying in layers
+        if micro < flying
+    )
     walked = tuple(islice(passes, MOST))
-    number = sum(flying for _, _, flying in counted)
-    return _unsplit(walked, copies) * number // max(len(walked), 1)
+    return _unsplit(walked, copies) * number // max(len(walked), 1), number <= MOST
 
 
 @lru_cache(256)

@@ -306,7 +306,7 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
         name = "gathered weights of a layer, and of the next"
         add(name, each.weight * max(map(sum, pairs)), certainty, STATES[parallel.sharder])
     if phase == "backward" and parallel.sharder == "fsdp2":
-        size = (each.weight + each.gradient) * max(_units(config, stage))
+        size = (each.weight + each.gradient) * max(_units(config, stage, trained=True))
         add("gradients of a layer, whole, and to be reduced", size, "framework-dependent", REDUCED)
     elif phase == "backward" and parallel.sharder == "deepspeed" and parallel.zero:
         number = 2 if parallel.zero == 3 else 1  # where communication overlaps by default
@@ -340,12 +340,19 @@ def _graphs(config: Config, stage: int) -> "Counter[str]":
     return +found
 
 
-def _units(config: Config, stage: int) -> list[int]:
-    """Parameters of what is gathered together: the embedding, each layer, the head."""
+def _units(config: Config, stage: int, trained: bool = False) -> list[int]:
+    """Parameters of what is gathered together: the embedding, each layer, the head.
+
+    All, or only those that are trained.
+    """
     layers = [kind for names in chunks(config, stage) for kind in names]
     there = _graphs(config, stage)
     names = [EMBEDDING] * there[EMBEDDING] + layers + [HEAD] * there[HEAD]
-    return [sum(size for _, size in _of_graph(config, name)) for name in names] or [0]
+    sizes = {
+        name: sum(n for kind, n in _of_graph(config, name) if kind.trained or not trained)
+        for name in set(names)
+    }
+    return [sizes[name] for name in names] or [0]
 
 
 @lru_cache(1024)
@@ -380,10 +387,15 @@ def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
 def stages_with_table(config: Config) -> list[int]:
     """The stages with the embedding's table, or a copy of it, whose gradients are summed.
 
+    Both pipelines of a schedule with two copies of the weights have all on two stages: these are
+    summed with the copies' other weights.
+
     >>> from memcalc.config import load
     >>> stages_with_table(load("22b", pp=4)), stages_with_table(load("llama-3-8b", pp=4))
     ([0, 3], [0])
     """
+    if config.parallel.copies > 1:
+        return []
     return [
         stage
         for stage in range(config.parallel.pp)
@@ -392,6 +404,6 @@ def stages_with_table(config: Config) -> list[int]:
 
 
 def table(config: Config) -> int:
-    """The elements of the embedding's table on a rank."""
-    word = next(op for op in embedding_graph(config).ops if op.kind == "embedding")
-    return prod(axis.local for axis in word.weights[0].axes)
+    """The elements of the embedding's table on a rank; patches of images have none."""
+    tables = (op.weights[0] for op in embedding_graph(config).ops if op.kind == "embedding")
+    return next((prod(axis.local for axis in table.axes) for table in tables), 0)

@@ -52,7 +52,7 @@ def comm(config: Config) -> Report:
     )
     parts = {traffic.part for traffic in scopes["iteration"]}
     lines += tuple(said for part, said in PARTS.items() if part in parts)
-    if "weights" in parts:
+    if {"weights", "experts"} & parts:
         split = SPLIT.format(ZERO[config.parallel.zero], SHARDERS[config.parallel.sharder])
         lines += (split if config.parallel.zero else WHOLE,)
     if config.parallel.sp and config.parallel.tp > 1:

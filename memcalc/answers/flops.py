@@ -159,7 +159,10 @@ def _scope_note(config: Config, scope: str) -> str:
 def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Iterator[str]:
     """What is counted, and some kernels or frameworks leave out."""
     if config.run.frozen:
-        yield "frozen weights: backward has one product for each of theirs, not two"
+        yield (
+            "frozen weights: backward has one product for each of theirs, not two (none, where "
+            "nothing before them is trained, which is not counted)"
+        )
     early = getattr(count, scope)(config, causal, early_stop=True).recomputed
     if config.run.implementation.name.startswith(OF_TORCH) and early < done.recomputed:
         yield (
@@ -170,7 +173,7 @@ def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Ite
     if hidden:
         yield (
             "kernels that leave out what sliding windows hide run "
-            f"{float(100 * hidden / done.forward):.1f} % less forward, and of the model's FLOPs"
+            f"{float(100 * hidden / done.forward):.1f} % less of forward's FLOPs"
         )
 
 

@@ -83,7 +83,7 @@ def _of_own_calls(config: Config) -> list[str]:
     if not (config.model.calls_attention and config.masked_layers == "all"):
         return []
     if attention_kernels(config):
-        return [f"whatever transformers' code of this family is given, {MASKED}"]
+        return [f"transformers' code of this family makes a mask always; {MASKED}"]
     return [
         "transformers' code of this family gives sdpa fewer key heads than query heads, which no "
         "fused kernel takes: PyTorch's math form runs, and keeps what it multiplies in fp32"

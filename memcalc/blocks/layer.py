@@ -1,5 +1,6 @@
 """The transformer layer: (s, b, h) -> (s, b, h)."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -141,9 +142,15 @@ def kinds(config: Config) -> dict[str, int]:
     >>> kinds(load("gemma-3-27b", seq_length=4096, implementation="transformers-sdpa"))
     {'windowed': 52, 'dense': 10}
     """
-    names = [kind_of(config, number) for number in range(layers(config.model))]
-    names += [MTP] * config.model.mtp_layers
-    return {name: names.count(name) for name in dict.fromkeys(names)}
+    return dict(_kinds(config))
+
+
+@lru_cache(64)
+def _kinds(config: Config) -> Counter[str]:
+    found = Counter(kind_of(config, number) for number in range(layers(config.model)))
+    if config.model.mtp_layers:
+        found[MTP] = config.model.mtp_layers
+    return found
 
 
 def layers(model: Model) -> int:

@@ -87,7 +87,7 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         type=click.IntRange(0, 3),
         metavar="0-3",
         help="What data-parallel ranks split: optimizer states (1), gradients too (2), weights "
-        "too (3).  [default: 0]",
+        "too (3).  [default: 0; of fsdp2 and megatron-fsdp 3]",
     ),
     "sharder": click.option(
         "--sharder",
@@ -180,7 +180,8 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
     "expert_products": click.option(
         "--expert-products",
         type=click.Choice(EXPERT_PRODUCTS),
-        help="A product an expert, or one a routed token.  [default: grouped]",
+        help="One kernel for all experts, one product each, or one each routed token.  "
+        "[default: grouped]",
     ),
     "cross_entropy": click.option(
         "--cross-entropy",

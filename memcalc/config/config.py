@@ -405,7 +405,9 @@ def _shard(said: dict[str, Any]) -> list[str]:
     if distributed:
         said |= {"zero": 1, "sharder": "megatron"}
     elif said.get("sharder") in ("fsdp2", "megatron-fsdp"):
-        said.setdefault("zero", 3)
+        if "zero" not in said:
+            said["zero"] = 3
+            assumed.append(f"zero 3 (sharder {said['sharder']})")
     elif said.get("zero") in (2, 3) and "sharder" not in said:
         said["sharder"] = "deepspeed"
         assumed.append(f"sharder deepspeed (zero {said['zero']})")

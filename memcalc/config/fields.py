@@ -25,12 +25,14 @@ def whole(name: str, value: Any, most: int) -> None:
 def plain(value: Any) -> Any:
     """A number of another library, as numpy's, as Python's own; anything else as it is.
 
-    >>> from numpy import float32, int64
-    >>> plain(int64(2)), plain(float32(0.5)), plain("2"), plain(True)
+    >>> from numpy import bool_, float32, int64
+    >>> plain(int64(2)), plain(float32(0.5)), plain("2"), plain(bool_(True))
     (2, 0.5, '2', True)
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
     if isinstance(value, Integral):
         return operator.index(value)
     return float(value) if isinstance(value, Real) and not isinstance(value, Rational) else value
