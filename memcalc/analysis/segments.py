@@ -15,7 +15,7 @@ Transformer Engine or without:
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -126,6 +126,15 @@ class Segments:
                 self._join(first, second.after)
                 block = first
         self._add(block)
+
+    def repeat(self, number: int, work: Callable[[], object]) -> None:
+        """The same work so many times: once it leaves free what was free, it is only counted."""
+        for done in range(1, number + 1):
+            before, counted = self._free.copy(), self.unsplit
+            work()
+            if self._free == before:
+                self.unsplit += (self.unsplit - counted) * (number - done)
+                return
 
     def _segment(self, size: int) -> Block:
         whole = SEGMENT if size < LARGE else -(-size // STEP) * STEP

@@ -6,7 +6,7 @@ and ``Parallel.zero`` over how many ranks they are split.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import NamedTuple
 
@@ -219,22 +219,32 @@ def _unsplit(
 ) -> int:
     """The same of these weights; of all else and of experts, shards where there are any."""
     segments = Segments()
-    held = [(kind, size) for kind, size, number in weights for _ in range(number)]
-    blocks = [(kind, segments.take(each.weight * size)) for kind, size in held]
-    masters = []
+    blocks = []
+    for kind, size, number in weights:
+        if shards and kind.trained:  # whose weights go once they are in a buffer
+            blocks += [segments.take(each.weight * size) for _ in range(number)]
+        else:
+            segments.repeat(number, partial(segments.take, each.weight * size))
+    masters: list[tuple[int, int]] = []
     for expert in (False, True):
-        mine = [size for kind, size in held if kind.expert == expert and kind.trained]
+        mine = [(size, n) for kind, size, n in weights if kind.expert == expert and kind.trained]
+        whole = sum(size * n for size, n in mine)
         if shards:
-            segments.take(each.weight * sum(mine))
-        segments.take(each.gradient * sum(mine))
-        masters += _last_shard(mine, shards[expert] if shards else 1)
-    if shards:
-        for block in (block for kind, block in blocks if kind.trained):
-            segments.give(block)
-    for size in masters:
+            segments.take(each.weight * whole)
+            sizes = [size for size, n in mine for _ in range(n)]
+            mine = [(size, 1) for size in _last_shard(sizes, shards[expert])]
+        segments.take(each.gradient * whole)
+        masters += mine
+    for block in blocks:
+        segments.give(block)
+
+    def master(size: int) -> None:
         copy = segments.take(each.weight * size)
         segments.take(each.master * size)
         segments.give(copy)
+
+    for size, number in masters:
+        segments.repeat(number, partial(master, size))
     return segments.unsplit
 
 
