@@ -24,8 +24,8 @@ from memcalc.config.readers.megatron_names import UNMODELLED, UNMODELLED_VALUES
 from memcalc.errors import InputError
 from memcalc.units import MIB
 
-RUNS = Path(__file__).parent / "runs.jsonl"  # made up: of both forms, one of them flagged
-PAGE = (Path(__file__).parent.parent / "docs/runs.md").read_text()
+RUNS = Path(__file__).parents[1] / "runs.jsonl"  # made up: of both forms, one of them flagged
+PAGE = (Path(__file__).parents[2] / "docs/runs.md").read_text()
 EXAMPLES = [json.loads(line) for line in RUNS.read_text().splitlines()]
 MEGATRON, FLAGGED, SIMUMAX = EXAMPLES
 

@@ -21,7 +21,7 @@ from memcalc.validation.match import IGNORED_STORAGES
 from memcalc.validation.measure import measure
 from memcalc.validation.validate import validate
 
-CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
+CONFIGS = json.loads((Path(__file__).parents[1] / "configs.json").read_text())
 EAGER, SDPA = "transformers-eager", "transformers-sdpa"
 # T5's layers have two inputs, and tests of their own: test_stacks
 NAMES = [name for name in CONFIGS if name != "t5-11b"]
@@ -164,7 +164,7 @@ def test_a_layer_of_no_family_is_refused_with_what_the_nearest_has(name, change,
 
 
 def test_the_page_lists_what_remains():
-    page = (Path(__file__).parent.parent / "docs/pytorch.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/pytorch.md").read_text()
     for (name, _), remaining in REMAINING.items():
         size = "not there" if remaining.bytes is None else f"{remaining.bytes} bytes"
         assert any(

@@ -1037,7 +1037,7 @@ class TestGpuCheck:
     """The one command for a GPU, tried on the CPU."""
 
     def run(self, *arguments, cwd):
-        script = Path(__file__).parent / "gpu_check.py"
+        script = Path(__file__).parents[1] / "gpu_check.py"
         command = [sys.executable, "-W", "ignore", str(script), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
 

@@ -35,7 +35,7 @@ from memcalc.validation.measure import measure
 from memcalc.validation.modules import ACTIVATIONS, lacking
 from memcalc.validation.symbolic_layer import derived_layer
 
-CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
+CONFIGS = json.loads((Path(__file__).parents[1] / "configs.json").read_text())
 SCHEMA = json.loads(resources.read("schema/report.schema.json"))
 EAGER, SDPA = "transformers-eager", "transformers-sdpa"
 LETTERS = SimpleNamespace(**{x.letter: symbols.symbol(x.letter) for x in symbols.LETTERS})

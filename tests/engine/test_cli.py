@@ -23,7 +23,7 @@ from memcalc.lazy import resolve
 from memcalc.render import RENDERERS
 
 SCHEMA = json.loads(resources.read("schema/report.schema.json"))
-RUNS = Path(__file__).parent / "runs.jsonl"
+RUNS = Path(__file__).parents[1] / "runs.jsonl"
 
 # Every command's question, and the columns that design and schema promise, with their units.
 QUESTIONS = {
@@ -549,7 +549,7 @@ class TestProcess:
 
     def test_it_runs_in_its_own_checkout_too(self):
         """There the folder memcalc/ hides the installed package."""
-        root = Path(__file__).parent.parent
+        root = Path(__file__).parents[2]
         done = self.run("layer", "22b", "--format", "csv", capture_output=True, cwd=root)
         assert done.stdout == library.layer(load("22b")).render("csv")
 

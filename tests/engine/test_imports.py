@@ -32,7 +32,7 @@ def question(line):
     "line",
     [
         *("models", "ledger 22b", "recompute llama-3-8b", "flops 175b --recompute full"),
-        f"backtest {Path(__file__).parent / 'runs.jsonl'}",
+        f"backtest {Path(__file__).parents[1] / 'runs.jsonl'}",
         "memory deepseek-v3 --pp 16 -s 4096",
         "rnn --gpu all",
         "rnn --scope training -s 100",

@@ -15,7 +15,7 @@ from memcalc.config.readers.hf_families import DEFAULTS, FAMILIES, FOUR_H
 from memcalc.config.readers.huggingface import ALIASES, ARCHITECTURES, REFUSED
 from memcalc.errors import ConfigError, InputError, MemcalcError, UsageError
 
-CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
+CONFIGS = json.loads((Path(__file__).parents[1] / "configs.json").read_text())
 
 
 def read(name, /, **change):

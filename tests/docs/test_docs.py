@@ -10,7 +10,7 @@ from memcalc.checks.claims import claims
 from memcalc.cli.main import COMMANDS
 from memcalc.graph import ops
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 

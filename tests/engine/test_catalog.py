@@ -13,7 +13,7 @@ from memcalc.config.readers import huggingface
 from memcalc.config.readers.hf_families import FAMILIES
 
 # The facts of the public config.json files, under their own names, of all but the paper's models.
-CONFIGS = json.loads((Path(__file__).parent / "configs.json").read_text())
+CONFIGS = json.loads((Path(__file__).parents[1] / "configs.json").read_text())
 PAPER = ("22b", "175b", "530b", "1t")
 
 CARD, PAGE, REPORT = "model card", "size on the Hugging Face page", "technical report"

@@ -11,7 +11,7 @@ import memcalc
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's, of its collectives
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(memcalc.__path__, "memcalc.")
