@@ -1,6 +1,7 @@
 """README, the pages of docs, changelog and guide: what they show and claim is so."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,30 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
-PAGES = [README, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
-
-SHOWN = [
-    shown
-    for page in PAGES
-    for shown in re.findall(r"^\$ memcalc (.*)\n((?:(?!\$ |```).*\n)*)", page, re.MULTILINE)
-]
+REFRESH = runpy.run_path(str(Path(__file__).with_name("refresh.py")))
+SHOWN = list(REFRESH["shown"]())
 
 
 @pytest.mark.parametrize(("line", "shown"), SHOWN, ids=[line for line, _ in SHOWN])
 def test_pages_show_real_output(memcalc, line, shown):
     outcome = memcalc(line)
     assert (outcome.status, outcome.err) == (0, "")
-    assert shown.rstrip() == outcome.out.rstrip()
+    assert shown.rstrip() == outcome.out.rstrip(), "tests/docs/refresh.py writes what is new"
+
+
+def test_refreshing_a_page_writes_new_output_once_and_leaves_the_rest():
+    page = "Text\n\n```console\n$ memcalc a\nold\n\n$ memcalc b\nsame\n```\nmore\n"
+    now = {"a": "new\n", "b": "same\n"}
+    text, changed, failed = REFRESH["refreshed"](page, now.__getitem__)
+    assert (text, changed, failed) == (page.replace("old", "new"), ["a"], [])
+    assert REFRESH["refreshed"](text, now.__getitem__) == (text, [], [])
+
+
+def test_refreshing_a_page_leaves_what_a_failing_command_shows():
+    page = "```console\n$ memcalc nope\nold\n```\n"
+    text, changed, (failed,) = REFRESH["refreshed"](page, REFRESH["printed"])
+    assert (text, changed) == (page, [])
+    assert failed.startswith("nope: exit status 2: memcalc: no command 'nope'")
 
 
 def test_the_first_command_answers_what_stands_beside_it():

@@ -1,0 +1,87 @@
+"""The console blocks of README.md and docs/*.md, and what their commands print now.
+
+As a script, from anywhere: writes the present output under every ``$ memcalc ...`` line and names
+the commands whose output changed. Exits 1 if a command fails or warns, which no page shows, and
+leaves what is shown under it. ``--check`` writes nothing, and exits 1 if something would change.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# a command line, and what is shown under it: up to the next command or the end of the block
+BLOCK = re.compile(r"^\$ memcalc (.*)\n((?:(?!\$ |```).*\n)*)", re.MULTILINE)
+
+
+def shown() -> Iterator[tuple[str, str]]:
+    """Every command line that the pages show, with the output shown under it."""
+    for page in PAGES:
+        yield from BLOCK.findall(page.read_text())
+
+
+def refreshed(text: str, output: Callable[[str], str]) -> tuple[str, list[str], list[str]]:
+    """A page with the present output of its commands; the commands that changed; that failed."""
+    changed, failed = [], []
+
+    def block(found: re.Match[str]) -> str:
+        line, old = found.groups()
+        try:
+            new = output(line).rstrip()
+        except ValueError as error:
+            failed.append(f"{line}: {error}")
+            return found[0]
+        if new == old.rstrip():
+            return found[0]
+        changed.append(line)
+        return f"$ memcalc {line}\n{new}\n" + "\n" * found[0].endswith("\n\n")
+
+    return BLOCK.sub(block, text), changed, failed
+
+
+def printed(line: str) -> str:
+    """What a command line prints on 80 columns.
+
+    Raises:
+        ValueError: It fails or warns, which no page shows.
+    """
+    from memcalc.cli.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(line.split())
+    if status or err.getvalue():
+        raise ValueError(f"exit status {status}: {err.getvalue().strip()}")
+    return out.getvalue()
+
+
+def main() -> int:
+    """The script; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 on a change")
+    check = parser.parse_args().check
+    os.environ["COLUMNS"] = "80"
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        os.environ.pop(name, None)
+    status = 0
+    for path in PAGES:
+        old = path.read_text()
+        new, changed, failed = refreshed(old, printed)
+        for line in changed + failed:
+            print(f"{path.relative_to(ROOT)}: {line}")
+        if failed or (check and changed):
+            status = 1
+        if new != old and not check:
+            path.write_text(new)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
