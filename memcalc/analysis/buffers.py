@@ -131,29 +131,35 @@ def has_head(config: Config, stage: int) -> bool:
 
 
 def unknown(config: Config) -> list[str]:
-    """The libraries whose workspaces are left out, for their size hangs on a GPU that nobody named.
+    """The libraries whose workspaces are not counted, as no NVIDIA GPU is named to know their size.
 
     >>> from memcalc.config import load
     >>> unknown(load("llama-3-8b")), unknown(load("llama-3-8b", gpu="h100"))
     (['cuBLAS', 'Transformer Engine'], [])
     """
-    if config.run.gpu is not None:
+    if _capability(config) is not None:
         return []
     cublas = ["cuBLAS"] * (config.run.environment.cublas_bytes is None)
     return cublas + ["Transformer Engine"] * has_te(config)
 
 
+def _capability(config: Config) -> int | None:
+    """The compute capability of the run's GPU, times 10; None without an NVIDIA GPU."""
+    return None if config.run.gpu is None else gpu(config.run.gpu).capability
+
+
 def _workspaces(config: Config) -> Iterator[Part]:
-    run = config.run
+    run, capability = config.run, _capability(config)
     name = "cuBLAS workspaces"
     said = run.environment.cublas_bytes
     if said is not None:
         yield _buffer(name, HANDLES * said, PYTORCH_CUBLAS)
-    elif run.gpu is not None:
-        yield _buffer(name, HANDLES * _cublas(config), PYTORCH_CUBLAS)
-    if run.gpu is None or not has_te(config):
+    elif capability is not None:
+        size = _cublas(capability, run.environment.pytorch)
+        yield _buffer(name, HANDLES * size, PYTORCH_CUBLAS)
+    if capability is None or not has_te(config):
         return
-    size = (32 if gpu(run.gpu).capability >= 90 else 4) * MIB
+    size = (32 if capability >= 90 else 4) * MIB
     yield _buffer("Transformer Engine workspace", size, TE_WORKSPACE)
     if config.model.experts and run.implementation.expert_products == "grouped":
         yield _buffer(
@@ -163,15 +169,12 @@ def _workspaces(config: Config) -> Iterator[Part]:
         )
 
 
-def _cublas(config: Config) -> int:
+def _cublas(capability: int, version: tuple[int, ...] | None) -> int:
     """PyTorch's own choice: 32 MiB from Hopper on, 8.125 MiB before; cuBLASLt works in the same.
 
     Blackwell has 32 MiB since PyTorch 2.12 (pytorch/pytorch pull request 175344). Of cuBLASLt see
     torch/backends/cuda/__init__.py: TORCH_CUBLASLT_UNIFIED_WORKSPACE.
     """
-    run = config.run
-    assert run.gpu is not None
-    capability, version = gpu(run.gpu).capability, run.environment.pytorch
     large = capability == 90 or (capability > 90 and (version is None or version >= (2, 12)))
     return 32 * MIB if large else 4096 * 2 * 1024 + 16 * 8 * 1024
 

@@ -83,8 +83,10 @@ class Chip(NamedTuple):
             UsageError: The GPU has not as many multiprocessors, or not as much shared memory, or
                 nobody states what it has.
         """
-        if gpu.sms is None or gpu.l2_bytes is None or gpu.fp32_flops is None:
-            raise UsageError(f"what {gpu.name} has on its chip is not stated by its vendor")
+        if lacking := missing(gpu):
+            raise UsageError(f"rnn needs of {gpu.name} what is not known: {', '.join(lacking)}")
+        assert gpu.sms and gpu.register_bytes and gpu.shared_bytes
+        assert gpu.l2_bytes and gpu.fp32_flops
         sms = options.sms or gpu.sms
         shared = options.shared_bytes or gpu.shared_bytes
         if sms > gpu.sms:
@@ -108,6 +110,23 @@ class Chip(NamedTuple):
     def from_memory(self, read: Fraction) -> Fraction:
         """Of bytes that every step reads, those that come from memory: none that L2 can hold."""
         return read if read > self.l2_bytes else Fraction(0)
+
+
+def missing(gpu: Gpu) -> list[str]:
+    """What a fit needs and the catalogue does not have of a GPU.
+
+    >>> from memcalc.config.gpus import gpu
+    >>> missing(gpu("gb200")), missing(gpu("h100"))
+    (['SMs', 'fp32 FLOP/s'], [])
+    """
+    needs = {
+        "SMs": gpu.sms,
+        "registers per SM": gpu.register_bytes,
+        "shared memory per SM": gpu.shared_bytes,
+        "L2 cache": gpu.l2_bytes,
+        "fp32 FLOP/s": gpu.fp32_flops,
+    }
+    return [name for name, value in needs.items() if value is None]
 
 
 class Fit(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 from memcalc.analysis import recurrent
 from memcalc.analysis.activations import kept
-from memcalc.analysis.onchip import Chip, Storage, exact, fit, states, storages
+from memcalc.analysis.onchip import Chip, Storage, exact, fit, missing, states, storages
 from memcalc.blocks.rnn import rnn_graph
 from memcalc.config.gpus import Gpu, gpu, gpus
 from memcalc.config.recurrent import KERNELS, OnChip, Recurrent
@@ -52,7 +52,7 @@ def rnn(
 
 def _on_chip(config: Recurrent, options: OnChip) -> Report:
     asked = {gpu(name).name: gpu(name) for name in options.gpus}
-    found = list(asked.values()) or [each for each in gpus() if each.sms]
+    found = list(asked.values()) or [each for each in gpus() if not missing(each)]
     rows = [_fit_row(config, options, each, way) for each in found for way in storages(options)]
     return Report(
         "rnn",
@@ -94,7 +94,7 @@ def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tu
         float(way.value_bytes + way.index_bytes),
         round(held.weight_bytes),
         round(held.weight_bytes_per_sm),
-        float(100 * held.weight_bytes_per_sm / found.register_bytes),
+        float(100 * held.weight_bytes_per_sm / (found.register_bytes or 0)),
         held.resident_in,
         held.largest,
         held.largest_with_shared,

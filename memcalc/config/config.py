@@ -453,6 +453,8 @@ def _batch_first(kernels: Implementation, said: Mapping[str, Any]) -> bool:
         return kernels.batch_first
     deterministic = said.get("environment", Environment()).deterministic
     capability = gpu(name).capability
+    if capability is None:
+        return kernels.batch_first
     return capability < 90 or (capability >= 100 and deterministic)
 
 

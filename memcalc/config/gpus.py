@@ -1,5 +1,6 @@
 """The catalogue of GPUs."""
 
+import re
 from functools import cache
 from typing import NamedTuple
 
@@ -8,71 +9,75 @@ from memcalc.config import fields
 from memcalc.errors import ConfigError, nearest
 from memcalc.units import parse_bytes
 
+# Words of a driver's name for a GPU that do not tell GPUs apart.
+WORDS = re.compile(r"nvidia|geforce|tesla|amd|instinct|generation|oam|sxm\d?|hbm\d?e?")
+
 
 class Gpu(NamedTuple):
-    """A GPU, as its vendor states it; what it has not, or nobody states, is None.
+    """A GPU, as its vendor states it. None is what it does not have, or what no source states.
 
     Attributes:
-        name: Its name.
+        name: Its name in the catalogue.
         memory_bytes: Its memory, as its driver reports it.
-        capability: Its compute capability, times 10.
-        peaks: FLOP/s of dense tensor-core products, by the type of activations.
-        fp8_flops: The same for 8-bit numbers.
-        fp32_flops: FLOP/s of plain fp32, without tensor cores.
-        memory_bandwidth: Bytes a second from memory.
-        nvlink_bandwidth: Bytes a second between GPUs, both directions together.
-        sms: Its streaming multiprocessors.
-        register_bytes: The register file of each of them.
-        shared_bytes: The most shared memory of each of them.
-        l2_bytes: Its L2 cache.
+        capability: Its CUDA compute capability, times 10; None if it is not NVIDIA's.
+        peaks: Dense tensor-core FLOP/s, by the dtype of activations.
+        fp8_flops: Dense tensor-core FLOP/s in fp8.
+        fp32_flops: FLOP/s in fp32 without tensor cores.
+        memory_bandwidth: Bytes per second from memory.
+        nvlink_bandwidth: Bytes per second between GPUs, both directions together.
+        sms: Streaming multiprocessors.
+        register_bytes: Register file of one SM.
+        shared_bytes: The most shared memory of one SM.
+        l2_bytes: L2 cache.
         source: Where memory, tensor-core peaks and bandwidths were seen.
-        chip_source: Where the fp32 peak and what is on the chip were seen.
+        chip_source: Where the fp32 peak, SMs, their memories and L2 were seen.
     """
 
     name: str
     memory_bytes: int
-    capability: int
+    capability: int | None
     peaks: dict[str, int | None]
     fp8_flops: int | None
     fp32_flops: int | None
     memory_bandwidth: int
     nvlink_bandwidth: int | None
     sms: int | None
-    register_bytes: int
-    shared_bytes: int
+    register_bytes: int | None
+    shared_bytes: int | None
     l2_bytes: int | None
     source: str
     chip_source: str
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of a name, or of an alias.
+    """The GPU of a name, an alias, or the name that its driver gives it.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The catalogue has no such GPU.
 
     >>> gpu("a100").name, gpu("a100").peaks["bf16"]
     ('a100-80gb', 312000000000000)
+    >>> gpu("NVIDIA A100-SXM4-80GB").name
+    'a100-80gb'
     """
     fields.text("gpu", name)
-    known = _by_name()
-    if name.lower() not in known:
-        hint = nearest(name, known, "`memcalc gpus`")
-        raise ConfigError(f"GPU {name[:40]!r} is unknown; {hint}")
-    return known[name.lower()]
+    found = _found(name)
+    if found is None:
+        raise ConfigError(f"GPU {name[:40]!r} is unknown; {_hint(name)}")
+    return found
 
 
 def is_gpu(name: str) -> bool:
-    """Whether there is a GPU of a name, or of an alias.
+    """Whether the catalogue has a GPU of this name or alias.
 
     >>> is_gpu("A100"), is_gpu("TPU")
     (True, False)
     """
-    return name.lower() in _by_name()
+    return _found(name) is not None
 
 
 def budget(text: str) -> int:
-    """The bytes of a size, or of a GPU by its name, as its driver reports them.
+    """The bytes of a size, or the memory of a GPU by its name.
 
     >>> budget("80GB"), budget("80GiB"), budget("h100") == gpu("h100").memory_bytes
     (80000000000, 85899345920, True)
@@ -83,23 +88,70 @@ def budget(text: str) -> int:
     size = parse_bytes(text)
     if size is not None:
         return size
-    known = _by_name()
-    if text.lower() not in known:
-        hint = nearest(text, known, "`memcalc gpus`")
+    found = _found(text)
+    if found is None:
         raise ConfigError(
             f"budget {text[:40]!r} is neither a size with its unit, as 80GB or 80GiB, nor a GPU; "
-            f"{hint}"
+            f"{_hint(text)}"
         )
-    return known[text.lower()].memory_bytes
+    return found.memory_bytes
+
+
+def smallest(size: int) -> Gpu | None:
+    """The GPU with the least memory that holds so many bytes, or None.
+
+    Only NVIDIA GPUs with tensor cores are asked: the buffers that memcalc counts are theirs. Of
+    several with the same memory it is the first of the catalogue.
+
+    >>> smallest(70 * 2**30).name
+    'h100-sxm'
+    >>> smallest(2**60) is None
+    True
+    """
+    found = [
+        each
+        for each in gpus()
+        if each.capability and each.peaks["fp16"] and each.memory_bytes >= size
+    ]
+    return min(found, key=lambda each: each.memory_bytes, default=None)
 
 
 def gpus() -> list[Gpu]:
-    """All of them, in the order of their catalogue.
+    """Every GPU, in the order of the catalogue.
 
     >>> gpus()[0].name
     'titan-x'
     """
     return [found for name, found in _by_name().items() if name == found.name]
+
+
+def aliases(found: Gpu) -> list[str]:
+    """The other names of a GPU.
+
+    >>> aliases(gpu("a100-80gb"))
+    ['a100']
+    """
+    return [name for name, each in _by_name().items() if each is found and name != found.name]
+
+
+def _found(name: str) -> Gpu | None:
+    return _by_key().get("".join(_words(name)))
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name that tell GPUs apart: ``a100`` and ``80gb`` of NVIDIA A100-SXM4-80GB."""
+    words = re.split(r"[\s_-]+", name[:100].lower())
+    return [word for word in words if not WORDS.fullmatch(word)]
+
+
+def _hint(name: str) -> str:
+    """The nearest names and aliases to a mistyped one."""
+    return nearest("-".join(_words(name)), _by_name(), "`memcalc gpus`")
+
+
+@cache
+def _by_key() -> dict[str, Gpu]:
+    return {"".join(_words(name)): found for name, found in _by_name().items()}
 
 
 @cache
@@ -110,15 +162,15 @@ def _by_name() -> dict[str, Gpu]:
         found = Gpu(
             row["name"],
             numbers["memory_bytes"],
-            numbers["capability"],
+            numbers.get("capability"),
             {name: numbers.get(f"{name}_flops") for name in ("bf16", "fp16", "fp8")},
             numbers.get("fp8_flops"),
             numbers.get("fp32_flops"),
             numbers["memory_bandwidth"],
             numbers.get("nvlink_bandwidth"),
             numbers.get("sms"),
-            numbers["register_bytes"],
-            numbers["shared_bytes"],
+            numbers.get("register_bytes"),
+            numbers.get("shared_bytes"),
             numbers.get("l2_bytes"),
             row["source"],
             row["chip_source"],
