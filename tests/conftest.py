@@ -1,10 +1,12 @@
-"""What tests share: the command line in this process, and exact evaluation of printed formulas."""
+"""What tests share: markers, the command line in this process, and exact evaluation of formulas."""
 
 import ast
 import json
 import os
 from collections.abc import Callable
 from fractions import Fraction
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +18,34 @@ from memcalc.cli.main import main
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+def installed(name: str) -> bool:
+    """Whether tests of a library run; in CI they do, and fail without it."""
+    return "CI" in os.environ or find_spec(name) is not None
+
+
+TESTS = Path(__file__).parent
+WITHOUT = [name for name in ("torch", "transformers", "megatron") if not installed(name)]
+
+
+@pytest.hookimpl(tryfirst=True)  # before markers are read
+def pytest_collection_modifyitems(items):
+    """A test has the marker of its folder."""
+    for item in items:
+        item.add_marker(item.path.relative_to(TESTS).parts[0])
+        if WITHOUT and item.get_closest_marker("torch"):
+            item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(WITHOUT)}"))
+
+
+def pytest_ignore_collect(collection_path):
+    return True if WITHOUT and collection_path == TESTS / "torch" else None
+
+
+def pytest_terminal_summary(terminalreporter):
+    if WITHOUT:
+        names = ", ".join(WITHOUT)
+        terminalreporter.write_line(f"not installed: {names}; tests that need them are left out")
 
 
 class Outcome(NamedTuple):
@@ -44,6 +74,19 @@ def memcalc(capsys) -> Callable[..., Outcome]:
         return Outcome(status, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def examples(memcalc) -> Callable[[str], list[str]]:
+    """The command lines that a command's help shows as examples: two at least."""
+
+    def of(command: str) -> list[str]:
+        shown = memcalc(f"{command} --help").out.split("Examples:")[1].splitlines()
+        lines = [line.strip() for line in shown if line.strip().startswith("memcalc ")]
+        assert len(lines) >= 2, command
+        return [line.removeprefix("memcalc ") for line in lines]
+
+    return of
 
 
 def _value(node: ast.AST, symbols: dict[str, int]) -> Fraction:

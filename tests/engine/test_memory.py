@@ -1,12 +1,13 @@
 """``memory``: stages by parts, what fits, what may be kept whole, and its figures."""
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 
 import jsonschema
 import pytest
 
-from memcalc import memory, plot, recompute
+from memcalc import memory, plot, recompute, resources
 from memcalc.analysis import activations, flops
 from memcalc.analysis.device import device
 from memcalc.analysis.fill import fill
@@ -20,7 +21,8 @@ from memcalc.config.gpus import gpu
 from memcalc.errors import UsageError
 from memcalc.figures.stages import curve
 from memcalc.units import GIB
-from tests.test_cli import SCHEMA
+
+SCHEMA = json.loads(resources.read("schema/report.schema.json"))
 
 
 def rows(outcome):

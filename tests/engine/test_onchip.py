@@ -16,7 +16,6 @@ from memcalc.analysis.onchip import (
     fit,
     largest,
     missing,
-    recurrent_weights,
     step_seconds,
     storages,
 )
@@ -197,15 +196,6 @@ class TestCapacity:
             letters["u"] * letters["M"] * letters["R"] / (density * letters["B"] * gates)
         )
         assert sympy.simplify(largest_h - printed) == 0
-
-    @pytest.mark.parametrize("cell", CELLS)
-    def test_recurrent_weights_are_torchs(self, cell):
-        from torch import nn
-
-        theirs = {"vanilla": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[cell](5, 7, 2)
-        sizes = sum(p.numel() for name, p in theirs.named_parameters() if "weight_hh" in name)
-        config = Recurrent(cell=cell, hidden_size=7, input_size=5, layers=2)
-        assert recurrent_weights(config) == sizes
 
     def test_nothing_fits_where_not_even_one_weight_does(self):
         assert largest(lambda h: False) == 0

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from memcalc import rnn_formulas
 from memcalc.analysis import recurrent
 from memcalc.analysis.activations import kept, outermost, total
+from memcalc.analysis.onchip import recurrent_weights
 from memcalc.analysis.recurrent import CHECKPOINTED, Costs, costs
 from memcalc.blocks.rnn import rnn_graph
 from memcalc.config.recurrent import CELLS, KERNELS, Recurrent
@@ -267,6 +268,12 @@ class TestFlopsAndParameters:
         theirs = TORCH_SEQUENCES[cell](WIDE, H, layers)
         expected = sum(p.numel() for p in theirs.parameters())
         assert recurrent.parameters(network(cell, layers=layers)) == expected
+
+    @each_cell
+    def test_recurrent_weights_are_torchs(self, cell):
+        theirs = TORCH_SEQUENCES[cell](WIDE, H, 2)
+        sizes = sum(p.numel() for name, p in theirs.named_parameters() if "weight_hh" in name)
+        assert recurrent_weights(network(cell, layers=2)) == sizes
 
 
 @pytest.mark.parametrize(

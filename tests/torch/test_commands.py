@@ -1,0 +1,76 @@
+"""The commands that run torch: their documents, and the examples in their help."""
+
+import json
+
+import jsonschema
+import pytest
+
+from memcalc import resources
+
+SCHEMA = json.loads(resources.read("schema/report.schema.json"))
+
+# Their questions, and the columns that design and schema promise, with their units.
+QUESTIONS = {
+    "validate 22b --tp 1": {
+        "tensor": "text",
+        "module": "text",
+        "op": "text",
+        "ledger_bytes": "bytes",
+        "measured_bytes": "bytes",
+        "status": "text",
+        "backend": "text",
+        "rank": "count",
+    },
+    "derive 175b": {
+        "layer_kind": "text",
+        "tensor": "text",
+        "module": "text",
+        "op": "text",
+        "formula": "formula",
+        "bytes": "bytes",
+    },
+    "derive 175b --against ledger": {
+        "layer_kind": "text",
+        "tensor": "text",
+        "module": "text",
+        "op": "text",
+        "formula": "formula",
+        "ledger_formula": "formula",
+        "difference": "formula",
+    },
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_every_document_is_to_the_schema(memcalc, question):
+    outcome = memcalc(f"{question} --format json")
+    assert (outcome.status, outcome.err) == (0, "")
+    document = outcome.document
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    assert document["command"] == question.split()[0]
+    units = {column["name"]: column["unit"] for column in document["columns"]}
+    assert units == QUESTIONS[question]
+    assert all(list(row) == list(units) for row in document["rows"])
+
+
+def test_times_are_to_the_schema(memcalc):
+    """They differ from run to run, so they are none of the questions above."""
+    document = memcalc("validate 22b --tp 1 --device cpu --time --format json").document
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+
+
+@pytest.mark.parametrize("name", ["derive", "validate"])
+def test_every_example_in_help_runs(memcalc, examples, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "path" / "to"
+    folder.mkdir(parents=True)
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4}
+    config["n_positions"] = 8192
+    (folder / "config.json").write_text(json.dumps(config))
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "blocks.py").write_text(
+        "import torch\n\ndef make():\n    return torch.nn.Linear(8, 8), torch.ones(2, 64, 8)\n"
+    )
+    for line in examples(name):
+        outcome = memcalc(line)
+        assert (outcome.status, outcome.err) == (0, ""), line
