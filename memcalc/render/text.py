@@ -2,7 +2,6 @@
 
 import io
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memcalc import units
+from memcalc import terminal, units
 from memcalc.report import Column, Report, scales
 
 HEADER = 14  # the width to which headers are folded, where there is room
@@ -38,7 +37,8 @@ def render(report: Report) -> str:
     out = io.StringIO()
     console = Console(
         file=out,
-        width=shutil.get_terminal_size().columns,
+        width=terminal.width(),
+        height=terminal.HEIGHT,
         force_terminal=bool(sys.stdout and sys.stdout.isatty()) and "NO_COLOR" not in os.environ,
         force_jupyter=False,
         highlight=False,

@@ -1,0 +1,51 @@
+"""Progress on stderr, for work that may take more than two seconds."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
+
+from memcalc import terminal
+
+PATIENCE_SECONDS = 0.5  # work that is done sooner shows no progress
+
+
+@contextmanager
+def progress(label: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    """Show on stderr that work goes on, if stderr is a terminal and the work takes a moment.
+
+    Args:
+        label: What is done, as "checking claims".
+        total: How many steps there are, or None if nobody knows; then a spinner is shown.
+
+    Yields:
+        A function to call after each step.
+
+    >>> with progress("counting", 3) as step:
+    ...     for _ in range(3):
+    ...         step()
+    """
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    console = Console(file=sys.stderr, width=terminal.width(), height=terminal.HEIGHT)
+    if not console.is_interactive:  # TERM=dumb
+        yield lambda: None
+        return
+    columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
+    if total is not None:
+        columns += [BarColumn(), MofNCompleteColumn()]
+    shown = Progress(*columns, console=console, transient=True)
+    task = shown.add_task(label, total=total)
+    timer = Timer(PATIENCE_SECONDS, shown.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda: shown.advance(task)
+    finally:
+        timer.cancel()
+        timer.join()
+        shown.stop()
