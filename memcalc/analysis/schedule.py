@@ -178,14 +178,8 @@ def dualpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     >>> shown(dualpipe(0, 2, 4))
     'f0 f2.1 f1 b2.1 f3.1 b0 b3.1 i1 w1'
 
-    Raises:
-        ConfigError: The micro-batches are odd, or fewer than two for each stage.
+    The micro-batches are an even number, at least two per stage: ``Config`` refuses others.
     """
-    if microbatches % 2 or microbatches < 2 * stages:
-        raise ConfigError(
-            f"schedule dualpipe needs an even number of micro-batches, at least {2 * stages} (two "
-            f"a stage), not {microbatches}: give another --global-batch-size"
-        )
     half, near = microbatches // 2, min(stage, stages - 1 - stage)
     far = stages // 2 - near - 1
     up = int(stage >= stages // 2)  # the chunk of what comes from the nearer end
@@ -247,7 +241,7 @@ def order(parallel: Parallel, stage: int, microbatches: int) -> Iterator[Step]:
                 f"{MOST_IN_FLIGHT} are counted"
             )
         return gpipe(microbatches)
-    turn = 2 * p if name == "dualpipe" else parallel.microbatch_group_size or p
+    turn = 2 * p if name == "dualpipe" else parallel.group
     walked = min(microbatches, ROUNDS * turn + microbatches % turn)
     if name == "interleaved":
         return interleaved(stage, p, walked, parallel.vpp, turn)

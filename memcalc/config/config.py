@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memcalc.config import fields
+from memcalc.config import fields, pipeline
 from memcalc.config.effect import nothing_recomputed, without_effect
 from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
@@ -74,12 +74,25 @@ class Config:
                 ("micro-batch size x data parallel", at_once),
                 ("global batch size", self.run.global_batch_size),
             )
+            self._batches_run(at_once)
         ranks = self.parallel.cp * (tp if self.parallel.sp else 1)
         name = "sequence parallel" if self.parallel.cp == 1 else "context x sequence parallel"
         fields.divides((name, ranks), ("sequence length", self.run.seq_length))
         if self.parallel.cp > 1 and self.parallel.cp_kind == "all_to_all":
             heads = model.kv_heads if model.kv_heads < model.heads else model.heads
             fields.divides(("context x tensor parallel", self.parallel.cp * tp), ("heads", heads))
+
+    def _batches_run(self, at_once: int) -> None:
+        """Refuse a global batch whose micro-batches the pipeline's schedule cannot run."""
+        order = self.parallel.order
+        refused = pipeline.batches(order, self.parallel.pp, self.parallel.group, self.microbatches)
+        if refused:
+            why, valid = refused
+            nearest_valid = " or ".join(str(number * at_once) for number in valid)
+            raise ConfigError(
+                f"global batch size {self.run.global_batch_size} cannot run under schedule "
+                f"{order}: {why}; nearest valid --global-batch-size: {nearest_valid}"
+            )
 
     def _experts_divide(self) -> None:
         """Refuse degrees that do not divide the experts, or that have none to divide."""

@@ -121,12 +121,28 @@ class Parallel:
 
     @property
     def filling(self) -> int:
-        """Micro-batches that fill the pipeline: p for each chunk of a rank, or of ZB-H2 twice p.
+        """Micro-batches that fill the pipeline: p per chunk of a rank, and 2p for ZB-H2.
+
+        They are whole groups of the interleaved schedule.
 
         >>> Parallel(pp=4, vpp=2).filling, Parallel(pp=4, schedule="zb-h2").filling
         (8, 8)
+        >>> Parallel(pp=4, vpp=2, microbatch_group_size=6).filling
+        12
         """
-        return self.pp * (2 if self.order == "zb-h2" else self.chunks_per_rank)
+        number = self.pp * (2 if self.order == "zb-h2" else self.chunks_per_rank)
+        if self.order == "interleaved":
+            return -(-number // self.group) * self.group
+        return number
+
+    @property
+    def group(self) -> int:
+        """Micro-batches that run through a chunk before the next one's turn: p unless set.
+
+        >>> Parallel(pp=4, vpp=2).group
+        4
+        """
+        return self.microbatch_group_size or self.pp
 
     def spread(self, layers: int, further: int = 0) -> tuple[Chunk, ...]:
         """What stands in each chunk of the pipeline, in its order.
@@ -229,10 +245,15 @@ class Parallel:
         size = self.microbatch_group_size
         if size is not None:
             fields.whole("microbatch_group_size", size, 2**31)
-            if self.vpp == 1 or size < self.pp:
+            if self.vpp == 1:
                 raise ConfigError(
-                    f"microbatch_group_size {size} needs an interleaved schedule (vpp of at least "
-                    f"2) and at least as many micro-batches as stages, {self.pp}"
+                    f"microbatch_group_size {size} needs the interleaved schedule: --vpp of at "
+                    "least 2"
+                )
+            if size < self.pp:
+                raise ConfigError(
+                    f"microbatch_group_size {size} must be at least the number of pipeline "
+                    f"stages, {self.pp}"
                 )
         if self.schedule is None:
             return

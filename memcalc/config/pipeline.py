@@ -90,6 +90,41 @@ def _letters(text: str) -> tuple[Chunk, ...]:
     return tuple(Chunk(chunk.count("t"), chunk.count("m")) for chunk in chunks)
 
 
+def batches(order: str, stages: int, group: int, number: int) -> tuple[str, list[int]] | None:
+    """Why a schedule cannot run a number of micro-batches, and the nearest numbers that it can.
+
+    Under the interleaved schedule Megatron-core needs a whole group of micro-batches, and a last
+    group that is at least as long as the pipeline (pipeline_parallel/schedules.py:
+    forward_backward_pipelining_with_interleaving). DualPipe needs two per stage and as many from
+    either end (deepseek-ai/DualPipe, dualpipe.py: step).
+
+    Args:
+        order: The schedule.
+        stages: p, its stages.
+        group: Micro-batches that run through a chunk before the next one's turn.
+        number: The micro-batches of an iteration.
+
+    >>> batches("interleaved", 8, 8, 12)
+    ('12 micro-batches in groups of 8 leave a last group of 4, fewer than the 8 stages', [8, 16])
+    >>> batches("interleaved", 8, 8, 64)
+    """
+    if order == "interleaved":
+        if number < group:
+            return f"a group has {group} micro-batches, more than the iteration's {number}", [group]
+        whole, last = number - number % group, number % group
+        if 0 < last < stages:
+            left = f"{number} micro-batches in groups of {group} leave a last group of {last}"
+            return f"{left}, fewer than the {stages} stages", [whole, whole + stages]
+    if order == "dualpipe":
+        if number < 2 * stages:
+            return f"its {stages} stages need {2 * stages} micro-batches, not {number}", [
+                2 * stages
+            ]
+        if number % 2:
+            return f"{number} micro-batches are not an even number", [number - 1, number + 1]
+    return None
+
+
 def even(layers: int, chunks: int, embedding: bool = False, loss: bool = False) -> list[int]:
     """The layers of each chunk where all are as long, or, by one, the first ones longer.
 

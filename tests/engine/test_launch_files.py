@@ -824,7 +824,7 @@ class TestRunFiles:
         assert not config.warnings
 
     def test_accumulation_replaces_the_batch_of_the_models_own_run(self, write):
-        config = load("530b", write(DEEPSPEED, "ds.json"))
+        config = load("530b", write(DEEPSPEED, "ds.json"), schedule="1f1b")
         assert (config.run.micro_batch_size, config.run.global_batch_size) == (4, 4 * 8)
 
     def test_auto_says_nothing(self, write):

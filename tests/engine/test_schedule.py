@@ -28,7 +28,7 @@ from memcalc.analysis.stages import chunk_weights, chunks, stage, stages
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Parallel, load
 from memcalc.config.config import configure
-from memcalc.config.pipeline import SCHEDULES, even, layout
+from memcalc.config.pipeline import SCHEDULES, batches, even, layout
 from memcalc.config.readers.megatron import read_yaml
 from memcalc.errors import ConfigError
 
@@ -70,9 +70,7 @@ def test_every_chunk_runs_each_of_its_micro_batches_once(name, p, n):
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_fewer_micro_batches_than_stages_run_and_are_all_that_is_in_flight(name, n):
-    if name == "dualpipe":
-        with pytest.raises(ConfigError, match="at least 16"):
-            list(order(pipeline(name, 8), 0, n))
+    if name in ("dualpipe", "interleaved"):  # which refuse them: see TestBatches
         return
     parallel = pipeline(name, 8)
     held = peak(order(parallel, 0, n), lambda chunk: 1)
@@ -116,6 +114,80 @@ class TestTime:
     def test_dualpipe_can_run(self, p):
         for n in (2 * p, 2 * p + 2, 4 * p):
             assert [len(steps) > 0 for steps in timeline(pipeline("dualpipe", p), n)] == [True] * p
+
+
+def runs(**settings):
+    """A model of 48 layers with these settings, or why it is refused."""
+    try:
+        return load("22b", **settings)
+    except ConfigError as error:
+        return str(error)
+
+
+class TestBatches:
+    """Which numbers of micro-batches a schedule can run."""
+
+    @pytest.mark.parametrize("name", SCHEDULES)
+    @pytest.mark.parametrize("p", [2, 3, 4, 6, 8])
+    def test_every_accepted_batch_runs_to_its_end(self, name, p):
+        """No stage waits for ever, whatever the chunks, the group and the micro-batches."""
+        if name == "dualpipe" and p % 2:
+            return
+        apart = name == "interleaved"
+        for v in (2, 3) if apart else (1,):
+            for group in (None, p, p + 1, 2 * p - 1, 2 * p + 1) if apart else (None,):
+                parallel = Parallel(pp=p, vpp=v, schedule=name, microbatch_group_size=group)
+                for n in range(1, 5 * p + 3):
+                    if batches(name, p, parallel.group, n) is None:
+                        found = timeline(parallel, n)
+                        assert all(found)
+
+    @pytest.mark.parametrize("group", [None, 4, 5, 6, 9])
+    def test_interleaved_batches_are_those_of_megatron_core(self, group):
+        """The group size is in [p, M]; M modulo it is 0 or at least p."""
+        given = {} if group is None else {"microbatch_group_size": group}
+        g = group or 4
+        for m in range(1, 40):
+            found = runs(pp=4, vpp=2, micro_batch_size=1, global_batch_size=m * 2, dp=2, **given)
+            assert isinstance(found, str) != (g <= m and (m % g == 0 or m % g >= 4)), (g, m)
+
+    @pytest.mark.parametrize(
+        ("settings", "nearest"),
+        [
+            ({"vpp": 3, "global_batch_size": 12}, [8, 16]),
+            ({"vpp": 3, "global_batch_size": 4}, [8]),
+            ({"vpp": 3, "global_batch_size": 48, "dp": 2, "micro_batch_size": 2}, [32, 64]),
+            ({"vpp": 3, "microbatch_group_size": 10, "global_batch_size": 21}, [20, 28]),
+            ({"schedule": "dualpipe", "global_batch_size": 10}, [16]),
+            ({"schedule": "dualpipe", "global_batch_size": 19}, [18, 20]),
+        ],
+    )
+    def test_a_refused_batch_is_answered_with_the_nearest_valid_ones(self, settings, nearest):
+        settings = {"pp": 8, "micro_batch_size": 1, **settings}
+        message = runs(**settings)
+        assert message.endswith(
+            "nearest valid --global-batch-size: " + " or ".join(map(str, nearest))
+        )
+        for batch in nearest:
+            assert runs(**{**settings, "global_batch_size": batch}).sequences == batch
+
+    @pytest.mark.parametrize("name", SCHEDULES)
+    @pytest.mark.parametrize("group", [None, 5, 7, 8, 30])
+    def test_the_batch_that_fills_the_pipeline_is_valid(self, name, group):
+        apart = name == "interleaved"
+        given = {"vpp": 3, "microbatch_group_size": group} if apart else {}
+        config = load("llama-3-8b", pp=4, schedule=name, **given)
+        assert batches(name, 4, config.parallel.group, config.microbatches) is None
+        assert all(timeline(config.parallel, config.microbatches))
+
+    @pytest.mark.parametrize("command", ["memory", "plot stages", "comm", "flops"])
+    @pytest.mark.parametrize("batch", [4, 12])
+    def test_every_command_refuses_a_batch_that_would_deadlock(self, memcalc, command, batch):
+        more = " -o x.png" if command.startswith("plot") else ""
+        result = memcalc(f"{command} 175b --global-batch-size {batch}{more}")
+        assert (result.status, result.out) == (2, "")
+        assert result.err.count("\n") == 1
+        assert "nearest valid --global-batch-size: 8" in result.err
 
 
 class TestClosedForms:
@@ -281,6 +353,7 @@ class TestSplits:
     def test_embedding_and_loss_count_as_layers(self):
         """Megatron-core, transformer_block.py: 46 layers and two ends over 4 x 2 chunks of 6."""
         settings = {"pp": 4, "vpp": 2, "embedding_as_layer": True, "loss_as_layer": True}
+        settings["global_batch_size"] = 4 * 4  # 22b runs 4 sequences per micro-batch
         base = load("22b", **settings)
         config = replace(base, model=replace(base.model, layers=46))
         found = [[len(names) for names in chunks(config, number)] for number in range(4)]
@@ -323,8 +396,8 @@ class TestSplits:
             ({"pp": 4, "vpp": 2, "schedule": "zb-h1"}, "zb-h1 contradicts vpp 2"),
             ({"pp": 3, "schedule": "dualpipe"}, "even pp"),
             ({"pp": 4, "schedule": "zbh1"}, "did you mean 'zb-h1'"),
-            ({"pp": 4, "microbatch_group_size": 4}, "interleaved schedule"),
-            ({"pp": 4, "vpp": 2, "microbatch_group_size": 2}, "as many micro-batches as stages"),
+            ({"pp": 4, "microbatch_group_size": 4}, "needs the interleaved schedule: --vpp"),
+            ({"pp": 4, "vpp": 2, "microbatch_group_size": 2}, "must be at least the number of"),
         ],
     )
     def test_contradictions_are_refused(self, settings, message):
