@@ -1,31 +1,53 @@
-"""``check``: every printed number and formula of the papers, held against the engine."""
+"""``check``: every printed number and formula of the papers, compared with memcalc's own."""
 
 from collections import Counter
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from fractions import Fraction
 
-from memcalc.checks.claims import VERDICTS, Claim, Derived, Ours, claims, verdict
+from memcalc.checks.claims import VERDICTS, Claim, Derived, Ours, claims, judge
 from memcalc.checks.paper import ours
+from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
 
+AGREE = ("agrees", "agrees_rounding", "agrees_reading")
+Judged = tuple[Claim, Ours, str]
 
-def check() -> Report:
-    """A row a claim: what is printed, what the engine says, and the verdict on both.
 
-    The verdict is computed from printed value, tolerance and ours. Where it is not the one that the
-    claim's row expects, the report has a failure.
+def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Report:
+    """One row per claim: the printed value, memcalc's own, and the verdict on both.
 
-    >>> report = check()
-    >>> report.failures
+    The verdict is computed from the printed value, its tolerance and memcalc's value. If it is not
+    the one that the claim's row expects, the report has a failure.
+
+    Args:
+        patterns: Compare only claims whose id contains one of these, or matches it as a shell
+            pattern (``table5/*/mfu``); all claims if there are none.
+        verdict: Show only claims with this verdict; all if it is None.
+
+    Raises:
+        UsageError: No claim matches, or there is no such verdict.
+
+    >>> check().failures
     ()
+    >>> check("table5/22b/mfu").column("verdict")
+    ['agrees_rounding']
     """
-    judged = [
-        (claim, found, verdict(claim, found)) for claim in claims() for found in [ours(claim)]
-    ]
-    counts = Counter(found for _, _, found in judged)
+    if verdict is not None and verdict not in VERDICTS:
+        raise UsageError(f"no verdict {verdict[:40]!r}; {nearest(verdict, VERDICTS)}")
+    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError("patterns must be texts")
+    chosen = [claim for claim in claims() if _is_chosen(claim.id, patterns)]
+    judged = [(claim, found, judge(claim, found)) for claim in chosen for found in [ours(claim)]]
+    judged = [each for each in judged if verdict in (None, each[2])]
+    if not judged:
+        raise UsageError(_nothing(patterns, verdict))
+    unexpected = [each for each in judged if each[2] != each[0].verdict]
     return Report(
         "check",
-        f"{len(judged)} claims, of Korthikanti et al. 2022, Li et al. 2021 and on persistent RNNs, "
-        "against the engine",
+        f"{len(judged)} claims of Korthikanti et al. 2022, Li et al. 2021 and papers on persistent "
+        "RNNs",
         (
             Column("id", "text"),
             Column("source", "text", detail=True),
@@ -38,20 +60,30 @@ def check() -> Report:
             Column("verdict", "text"),
             Column("explanation", "text", detail=True),
         ),
-        tuple(_row(claim, found, said) for claim, found, said in judged),
+        tuple(_row(*each) for each in judged),
         {},
         (
-            *(f"{name}: {what}" for name, what in VERDICTS.items()),
-            "difference and tolerance are in the row's own unit",
+            _summary(judged, unexpected),
+            *_meanings(judged),
             *_reasons(judged),
-            _summary(judged, counts),
         ),
-        tuple(
-            f"{claim.id} is {said}, where {claim.verdict} is expected"
-            for claim, _, said in judged
-            if said != claim.verdict
-        ),
+        tuple(f"{claim.id} is {said}, expected {claim.verdict}" for claim, _, said in unexpected),
     )
+
+
+def _is_chosen(id_: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(p in id_ or fnmatchcase(id_, p) for p in patterns)
+
+
+def _nothing(patterns: Sequence[str], verdict: str | None) -> str:
+    """Why nothing is shown, and what there is to choose from."""
+    sources = dict.fromkeys(claim.source.split()[0] for claim in claims())
+    words = []
+    if patterns:
+        words.append(f"has an id like {' or '.join(repr(each[:40]) for each in patterns[:3])}")
+    if verdict:
+        words.append(f"has the verdict {verdict}")
+    return f"no claim {' and '.join(words)}; ids begin with {', '.join(sources)}"
 
 
 def _row(claim: Claim, found: Ours, said: str) -> tuple[object, ...]:
@@ -78,8 +110,14 @@ def _plain(value: int | Fraction | str | None) -> int | float | str | None:
     return value
 
 
-def _reasons(judged: list[tuple[Claim, Ours, str]]) -> tuple[str, ...]:
-    """Why what is not as printed is not."""
+def _meanings(judged: list[Judged]) -> tuple[str, ...]:
+    """What each verdict that is shown means."""
+    shown = {said for _, _, said in judged}
+    return tuple(f"{name}: {what}" for name, what in VERDICTS.items() if name in shown)
+
+
+def _reasons(judged: list[Judged]) -> tuple[str, ...]:
+    """Why a claim does not agree."""
     odd = ("paper_slip", "inconsistent", "not_derivable", "unexplained")
     return tuple(
         f"{claim.id}{f' (page {claim.page})' if claim.page else ''}, {said}: {claim.explanation}"
@@ -88,14 +126,18 @@ def _reasons(judged: list[tuple[Claim, Ours, str]]) -> tuple[str, ...]:
     )
 
 
-def _summary(judged: list[tuple[Claim, Ours, str]], counts: Counter[str]) -> str:
-    agree = sum(counts[name] for name in ("agrees", "agrees_rounding", "agrees_reading"))
-    slips = sum(said == "paper_slip" and c.obtained != "summary" for c, _, said in judged)
-    others = counts["paper_slip"] - slips
-    return (
-        f"{agree} of {len(judged)} claims agree; {slips} are the paper's own slips, {others} of a "
-        f"summary of it; {counts['measured']} are measured, {counts['not_derivable']} not "
-        "derivable; "
-        f"under stated assumptions {counts['consistent']} are consistent, "
-        f"{counts['inconsistent']} are not"
-    )
+def _summary(judged: list[Judged], unexpected: list[Judged]) -> str:
+    """The answer in one line: how many claims have each verdict, and how many an unexpected one."""
+    counts = Counter(said for _, _, said in judged)
+    parts = {
+        "agree": sum(counts[name] for name in AGREE),
+        "measured times": counts["measured"],
+        "consistent with stated assumptions": counts["consistent"],
+        "inconsistent": counts["inconsistent"],
+        "printed wrong": counts["paper_slip"],
+        "not derivable": counts["not_derivable"],
+        "unexplained": counts["unexplained"],
+    }
+    said = ", ".join(f"{number} {what}" for what, number in parts.items() if number)
+    amiss = f"unexpected verdicts: {len(unexpected)}" if unexpected else "no unexpected verdict"
+    return f"{amiss} in {len(judged)} claims: {said}"

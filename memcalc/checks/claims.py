@@ -1,4 +1,4 @@
-"""A claim: a printed number or formula, what the engine says, and the verdict on both."""
+"""A claim: a printed number or formula, memcalc's own value, and the verdict on both."""
 
 import operator
 from collections.abc import Iterator
@@ -6,64 +6,66 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
-import sympy
-
 from memcalc import resources
 from memcalc.checks.grammar import formula
+from memcalc.lazy import resolve
 
 VERDICTS = {
     "agrees": "equal, or the printed bound holds",
-    "agrees_rounding": "equal within the rounding of what is printed",
+    "agrees_rounding": "equal within the rounding of the printed value",
     "agrees_reading": "equal within the error of reading a figure",
-    "paper_slip": "differs from the printed value, and equals the corrected one",
-    "measured": "the authors' timing; where FLOPs alone say something, it is the corrected value",
-    "consistent": "a printed size that a GPU can hold, or a bound that holds, as the row assumes",
-    "inconsistent": "one that it cannot, or that does not hold, as the row assumes",
-    "not_derivable": "a quantity that it rests on is not printed",
-    "unexplained": "differs from the printed value and from any corrected one: something is wrong",
+    "paper_slip": "differs from the printed value and equals the corrected one",
+    "measured": "a time that the authors measured; ours is what FLOPs alone predict, if anything",
+    "consistent": "a printed size fits on the GPU, or a bound holds, under the row's assumptions",
+    "inconsistent": "it does not fit or hold under the row's assumptions",
+    "not_derivable": "depends on a quantity that is not printed",
+    "unexplained": "equals neither the printed nor the corrected value: an error in memcalc or "
+    "in the claim",
 }
 
 
 class Derived(NamedTuple):
-    """A formula that the engine has: values where the letters have values, numbers or symbols.
+    """A formula of memcalc's own, as its values for some values of the letters.
 
     Attributes:
-        witnesses: Values, each with the letters at which it was derived.
-        written: How the formula is written.
+        witnesses: Values, each with the letters (numbers or symbols) that give it.
+        written: The formula as text.
     """
 
     witnesses: list[tuple[Any, SimpleNamespace]]
     written: str
 
     def equals(self, text: str) -> bool:
-        """Whether a printed formula has the same value at every witness."""
+        """Whether a printed formula has the same value for all of these letters."""
         printed = formula(text)
-        return all(sympy.expand(value - printed(letters)) == 0 for value, letters in self.witnesses)
+        expand = resolve("sympy:expand")
+        return all(expand(value - printed(letters)) == 0 for value, letters in self.witnesses)
 
 
 Ours: TypeAlias = int | Fraction | str | Derived | None
 
 
 class Claim(NamedTuple):
-    """A row of ``data/paper``: where it stands, what is printed, and what verdict is expected.
+    """A row of ``data/paper``: what is printed, where, and the expected verdict.
 
     Attributes:
-        id: Its name; it begins with where it stands.
-        model: The catalogue's model, or GPU, that it is about, or nothing.
-        quantity: What to compute, or nothing.
-        relation: How ours relates to the printed: ``=``, ``<`` or ``>``.
-        printed: What is printed, digit by digit; of a figure, what was read off it.
-        unit: The unit of both.
-        tolerance: How far ours may be off, by rounding or reading, or None.
-        page: The page, or None of what has none.
-        obtained: ``printed``; ``timing`` for what the authors measured; ``figure`` for what was
-            read off one; ``recomputed`` from two printed numbers; ``summary`` of what another text
-            says of the paper; or ``assumed`` for what is printed but rests on what is not, which
-            the row then assumes.
-        verdict: The verdict expected, by hand.
-        corrected: What it should be, by hand, where the printed value is a slip; of a timing, what
-            FLOPs alone say.
-        explanation: Why they differ, or what to know.
+        id: The claim's name; its first part is where it is printed.
+        model: The catalogue model or GPU that the claim is about, or nothing.
+        quantity: The function of ``memcalc.checks.paper`` that computes memcalc's value, or
+            nothing.
+        relation: How memcalc's value must relate to the printed one: ``=``, ``<`` or ``>``.
+        printed: The printed value, digit by digit; for a figure, the value read off it.
+        unit: The unit of both values.
+        tolerance: How far apart the values may be because of rounding or reading, or None.
+        page: The page, or None.
+        obtained: ``printed``; ``timing`` if the authors measured it; ``figure`` if it was read off
+            a figure; ``recomputed`` from two printed numbers; ``summary`` if another text says it
+            about the paper; or ``assumed`` if it depends on something that is not printed, which
+            the row assumes.
+        verdict: The expected verdict, set by hand.
+        corrected: The correct value, set by hand, if the printed one is wrong; for a timing, what
+            FLOPs alone predict.
+        explanation: Why the values differ, or what else to know.
     """
 
     id: str
@@ -81,7 +83,7 @@ class Claim(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Where it stands, in words.
+        """Where it is printed, in words.
 
         >>> next(claims()).source
         'abstract'
@@ -92,7 +94,7 @@ class Claim(NamedTuple):
 
     @property
     def number(self) -> Fraction | None:
-        """What is printed, as an exact number; None where it is a formula or a word."""
+        """The printed value as an exact number; None if it is a formula or a word."""
         return None if self.unit in ("formula", "text") else Fraction(self.printed)
 
 
@@ -106,8 +108,8 @@ def claims() -> Iterator[Claim]:
             yield Claim(**fields)
 
 
-def verdict(claim: Claim, ours: Ours) -> str:
-    """The verdict that follows from what is printed, its tolerance, and ours."""
+def judge(claim: Claim, ours: Ours) -> str:
+    """The verdict on a printed value and memcalc's own."""
     if claim.obtained == "timing":
         foreseen = ours is None or _is_corrected(claim, ours)
         return "measured" if foreseen else "unexplained"
@@ -138,7 +140,7 @@ def _within(claim: Claim, ours: Ours) -> bool:
 
 
 def _is_corrected(claim: Claim, ours: Ours) -> bool:
-    """Whether ours is the corrected value, to the digits that it is given to."""
+    """Whether ours equals the corrected value, to the corrected value's last digit."""
     if not claim.corrected:
         return False
     if isinstance(ours, Derived):

@@ -1,6 +1,6 @@
-"""Printed formulas as functions: a grammar of letters, whole numbers, + - * / ** and brackets.
+"""Printed formulas as functions: letters, whole numbers, + - * / ** and brackets.
 
-The text is parsed into Python's syntax tree, of which only these parts are walked; nothing is run.
+Python's own parser reads the text, and nothing else is accepted in the tree; nothing is run.
 """
 
 import ast
@@ -12,14 +12,14 @@ from memcalc.errors import InputError
 
 
 def formula(text: str) -> Callable[[SimpleNamespace], Any]:
-    """The function of letters that a printed formula is.
+    """A printed formula as a function of its letters.
 
     >>> from fractions import Fraction
     >>> formula("s*(10 + 24/t)")(SimpleNamespace(s=2, t=Fraction(8)))
     Fraction(26, 1)
 
     Raises:
-        InputError: The text holds something else.
+        InputError: The text contains anything else.
     """
     try:
         tree = ast.parse(text, mode="eval").body
@@ -36,7 +36,7 @@ def _value(node: ast.AST, letters: SimpleNamespace) -> Any:
             return getattr(letters, letter)
         case ast.BinOp(left=left, op=op, right=right):
             return _operate(op, _value(left, letters), _value(right, letters))
-    raise InputError(f"a formula may not hold {ast.unparse(node)[:60]!r}")
+    raise InputError(f"a formula may not contain {ast.unparse(node)[:60]!r}")
 
 
 def _operate(op: ast.operator, a: Any, b: Any) -> Any:
@@ -51,4 +51,4 @@ def _operate(op: ast.operator, a: Any, b: Any) -> Any:
             return a / b
         case ast.Pow():
             return a**b
-    raise InputError(f"a formula may not hold {type(op).__name__}")
+    raise InputError(f"a formula may not contain {type(op).__name__}")

@@ -5,19 +5,38 @@ from pathlib import Path
 import click
 
 import memcalc
+from memcalc.checks.claims import VERDICTS
 from memcalc.cli.options import SHOW, options, show
 
 
 @click.command()
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@click.option(
+    "--verdict",
+    type=click.Choice(list(VERDICTS)),
+    metavar="VERDICT",
+    help=f"Show only claims with this verdict: {', '.join(VERDICTS)}.",
+)
 @options(*SHOW)
-def check(format_: str | None, output: Path | None) -> None:
-    """Every printed number of Korthikanti et al. 2022, and of others, against the engine.
+def check(
+    patterns: tuple[str, ...],
+    verdict: str | None,
+    format_: str | None,
+    output: Path | None,
+) -> None:
+    """Compare numbers printed in papers with memcalc's own.
 
-    The exit status is 1 where a verdict is not the expected one.
+    The papers are Korthikanti et al. 2022, Li et al. 2021 and two on persistent RNNs. PATTERN
+    chooses claims whose id contains it, or matches it as a shell pattern.
+
+    The columns difference and tolerance are in the unit of their row. Exit status 1: a verdict is
+    not the expected one.
 
     \b
     Examples:
       memcalc check
-      memcalc check --format json -o check.json
+      memcalc check table5
+      memcalc check 'table5/*/mfu' --format json -o mfu.json
+      memcalc check --verdict paper_slip
     """
-    show(memcalc.check(), format_, output)
+    show(memcalc.check(patterns, verdict), format_, output)

@@ -10,7 +10,7 @@ from memcalc import paper as paper_module
 from memcalc import resources
 from memcalc.checks import check as module
 from memcalc.checks import paper
-from memcalc.checks.claims import VERDICTS, Claim, Derived, claims, verdict
+from memcalc.checks.claims import VERDICTS, Claim, Derived, claims, judge
 from memcalc.checks.grammar import formula
 from memcalc.config import load
 from memcalc.errors import InputError
@@ -74,7 +74,7 @@ S, H = paper.LETTERS.s, paper.LETTERS.h
     ],
 )
 def test_the_verdict_follows_from_printed_value_tolerance_and_ours(changes, ours, expected):
-    assert verdict(claim(**changes), ours) == expected
+    assert judge(claim(**changes), ours) == expected
 
 
 ORACLE = {
@@ -153,8 +153,10 @@ def test_every_verdict_is_the_expected_one():
     report = library.check()
     assert report.failures == ()
     assert len(report.rows) == len(ALL)
-    assert "claims agree" in report.notes[-1]
-    assert "the paper's own slips" in report.notes[-1]
+    counts = "186 agree, 74 measured times, 24 consistent with stated assumptions, 5 inconsistent"
+    assert report.notes[0] == (
+        f"no unexpected verdict in 317 claims: {counts}, 18 printed wrong, 10 not derivable"
+    )
 
 
 def test_a_wrong_verdict_is_a_failure_and_status_1(memcalc, monkeypatch):
@@ -163,9 +165,39 @@ def test_a_wrong_verdict_is_a_failure_and_status_1(memcalc, monkeypatch):
     outcome = memcalc("check --format csv")
     assert outcome.status == 1
     assert outcome.out.count("\n") == 2
-    assert outcome.err == (
-        "memcalc: failed: section5/wrong is not_derivable, where agrees is expected\n"
-    )
+    assert outcome.err == ("memcalc: failed: section5/wrong is not_derivable, expected agrees\n")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ids"),
+    [
+        ("table5/22b/mfu", ["table5/22b/mfu"]),
+        ("table3/*/vpp", ["table3/175b/vpp", "table3/530b/vpp"]),
+        ("equation9", ["equation9"]),
+    ],
+)
+def test_a_pattern_chooses_claims_by_a_part_of_their_id_or_as_a_shell_does(memcalc, pattern, ids):
+    rows = memcalc(f"check {pattern} --format json").document["rows"]
+    assert [row["id"] for row in rows][: len(ids)] == ids
+    assert all(row["id"] in ids for row in rows)
+
+
+def test_a_verdict_chooses_claims():
+    assert set(library.check(verdict="inconsistent").column("verdict")) == {"inconsistent"}
+    assert len(library.check(verdict="inconsistent").rows) == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("check nope", "no claim has an id like 'nope'; ids begin with abstract, section, eq"),
+        ("check table3 --verdict paper_slip", "like 'table3' and has the verdict paper_slip;"),
+    ],
+)
+def test_no_claim_is_an_error_that_says_where_claims_are(memcalc, line, message):
+    outcome = memcalc(line)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert message in outcome.err
 
 
 @pytest.mark.parametrize(
