@@ -1,6 +1,5 @@
 """``memcalc plot``."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from click.core import ParameterSource
 from memcalc import figures, files
 from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, WHOLE, configure, options
 from memcalc.config import Config
+from memcalc.figures import backend
 
 
 @click.command()
@@ -78,7 +78,7 @@ def plot(
     said = ctx.get_parameter_source("accounting") is not ParameterSource.DEFAULT
     if said and kind not in figures.ACCOUNTED:
         raise click.UsageError(f"--accounting has no place here: {kind} has no choice of it")
-    os.environ["MPLBACKEND"] = "agg"  # a file needs no window, whatever the user's sessions need
+    backend.load()
     subject: Config | Path | None = None
     if model is not None:
         subject = Path(model) if kind in figures.RUNS else configure(model, settings)

@@ -1,7 +1,7 @@
 """Figures: a file a kind, drawn with matplotlib's object interface."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memcalc.config import Config
 from memcalc.errors import UsageError, nearest
@@ -66,8 +66,9 @@ def plot(
         raise UsageError(f"the figure {kind} {problem}")
     if accounting is not None and kind not in ACCOUNTED:
         raise UsageError(f"the figure {kind} has no choice of accounting")
-    given = [] if subject is None else [subject]
-    figure: Figure = resolve(ALL[kind])(*given, *[accounting or "paper"] * (kind in ACCOUNTED))
+    given: list[Any] = [] if subject is None else [subject]
+    given += [accounting or "paper"] * (kind in ACCOUNTED)
+    figure: Figure = resolve("memcalc.figures.style:drawn")(resolve(ALL[kind]), *given)
     return figure
 
 
