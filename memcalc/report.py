@@ -24,12 +24,13 @@ class Column:
     Attributes:
         name: What the column is called, in every output.
         unit: One of ``UNITS``.
-        detail: Whether a narrow text table may leave the column out.
+        detail: Whether a narrow text table may leave the column out: 0 never, and of the others
+            the largest first. An empty column of detail is always left out.
     """
 
     name: str
     unit: str
-    detail: bool = False
+    detail: int = 0
 
     def __post_init__(self) -> None:
         assert self.unit in UNITS, self.unit
@@ -46,7 +47,9 @@ class Report:
         rows: The table's rows, each a value a column; None is unknown.
         symbols: The letters of the formulas with their values here.
         notes: What was assumed, what is not modelled, and what to know when reading the table.
-        failures: Checks that did not hold, a line each.
+        failures: Checks that did not hold, one line each.
+        answer: The answer in one line, which every rendering but CSV shows first.
+        good: Whether the answer is good news, which colours it on a terminal; None has no colour.
 
     >>> report = Report("demo", "Two", (Column("n", "count"),), ((1,), (2,)))
     >>> report.records()
@@ -60,6 +63,8 @@ class Report:
     symbols: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
+    answer: str = ""
+    good: bool | None = None
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows)
@@ -74,17 +79,21 @@ class Report:
         index = [column.name for column in self.columns].index(name)
         return [row[index] for row in self.rows]
 
-    def render(self, format: str = "text") -> str:  # noqa: A002 - the command line's own word
+    def render(self, format: str = "text", wide: bool = False) -> str:  # noqa: A002 - the command line's own word
         """The report in an output format: text, json, csv, markdown, latex or html.
+
+        Args:
+            format: The output format.
+            wide: Whether text shows every column, however wide the terminal is.
 
         Raises:
             UsageError: There is no such format.
         """
-        rendered: str = resolve("memcalc.render:render")(self, format)
+        rendered: str = resolve("memcalc.render:render")(self, format, wide)
         return rendered
 
     def to_frame(self) -> "pd.DataFrame":
-        """The rows as a pandas data frame; title, notes and symbols are in its ``attrs``."""
+        """The rows as a pandas data frame; title, answer, notes and symbols are in ``attrs``."""
         plain = [
             [v if v is None or isinstance(v, (int, float)) else str(v) for v in row]
             for row in self.rows
@@ -93,6 +102,7 @@ class Report:
         frame: pd.DataFrame = resolve("pandas:DataFrame")(plain, columns=names)
         frame.attrs = {
             "title": self.title,
+            "answer": self.answer,
             "notes": list(self.notes),
             "symbols": dict(self.symbols),
             "units": {column.name: column.unit for column in self.columns},
@@ -100,6 +110,9 @@ class Report:
         return frame
 
     def __str__(self) -> str:
+        return self.render("text")
+
+    def __repr__(self) -> str:
         return self.render("text")
 
     def _repr_html_(self) -> str:

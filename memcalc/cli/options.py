@@ -22,6 +22,7 @@ from memcalc.render import SUFFIXES
 from memcalc.report import Report
 
 FORMATS = ("text", "json", "csv", "markdown", "latex")
+WIDE = "memcalc.wide"  # where a command's context holds --wide
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -210,6 +211,13 @@ _OPTIONS: dict[str, Callable[[Command], Command]] = {
         type=click.Choice(FORMATS),
         help="Output format.  [default: text, or by the suffix of -o]",
     ),
+    "wide": click.option(
+        "--wide",
+        is_flag=True,
+        expose_value=False,
+        callback=lambda ctx, _, value: ctx.meta.update({WIDE: value}),
+        help="Show every column of the table, however wide the terminal is.",
+    ),
     "output": click.option(
         "-o", "--output", type=click.Path(path_type=Path), help="Write to a file, not to stdout."
     ),
@@ -229,7 +237,7 @@ SHARDS = (
 STATES = (*SHARDS, "optimizer", "main_params", "moments", "bucket")
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
-SHOW = ("format", "output")
+SHOW = ("wide", "format", "output")
 
 
 def options(*names: str) -> Callable[[Command], Command]:
@@ -269,7 +277,8 @@ def show(report: Report, format_: str | None, output: Path | None) -> None:
     if format_ is None and suffix and suffix not in SUFFIXES:
         hint = nearest(suffix, SUFFIXES)
         raise click.UsageError(f"no format is written as {suffix}; {hint}, or give --format")
-    write(report.render(format_ or SUFFIXES.get(suffix, "text")), output)
+    wide = bool(click.get_current_context().meta.get(WIDE))
+    write(report.render(format_ or SUFFIXES.get(suffix, "text"), wide), output)
     for failure in report.failures:
         click.echo(f"memcalc: failed: {failure}", err=True)
     if report.failures:

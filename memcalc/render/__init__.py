@@ -25,13 +25,14 @@ SUFFIXES = {
 }
 
 
-def render(report: Report, format: str) -> str:  # noqa: A002 - the command line's own word
-    """The report in a format, ending in a newline.
+def render(report: Report, format: str, wide: bool = False) -> str:  # noqa: A002 - the command line's own word
+    """The report in a format, ending in a newline; ``wide`` is for text alone.
 
     Raises:
         UsageError: There is no such format.
     """
     if not isinstance(format, str) or format not in RENDERERS:
         raise UsageError(f"format {format!r} is unknown; {nearest(str(format), RENDERERS)}")
-    rendered: str = resolve(RENDERERS[format])(report)
+    options = {"wide": wide} if format == "text" else {}
+    rendered: str = resolve(RENDERERS[format])(report, **options)
     return rendered

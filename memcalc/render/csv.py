@@ -2,12 +2,18 @@
 
 import csv
 import io
+from typing import Any
 
 from memcalc.report import Report
+
+# What a spreadsheet may take for the beginning of a formula.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def render(report: Report) -> str:
     """The rows as RFC 4180 CSV with plain line ends; unknown is empty.
+
+    A text that a spreadsheet would take for a formula of its own begins with an apostrophe.
 
     >>> from memcalc.report import Column
     >>> print(render(Report("demo", "", (Column("n", "count"),), ((1,), (None,)))), end="")
@@ -18,5 +24,12 @@ def render(report: Report) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.name for column in report.columns])
-    writer.writerows(report.rows)
+    units = [column.unit for column in report.columns]
+    writer.writerows(map(_cell, row, units) for row in report.rows)
     return out.getvalue()
+
+
+def _cell(value: Any, unit: str) -> Any:
+    if unit == "text" and isinstance(value, str) and len(value) > 1 and value.startswith(FORMULA):
+        return f"'{value}"
+    return value

@@ -22,9 +22,10 @@ def render(report: Report) -> str:
         "<tr>" + "".join(_tag("td", cells[i], number) for _, number, cells in columns) + "</tr>"
         for i in range(len(report.rows))
     )
+    answer = f"<p><b>{escape(report.answer)}</b></p>" if report.answer else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
     return (
-        f"<div><p><b>{escape(report.title)}</b></p>"
+        f"<div>{answer}<p><b>{escape(report.title)}</b></p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         f"<ul style='font-size:smaller'>{notes}</ul></div>\n"
     )

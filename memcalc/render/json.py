@@ -11,6 +11,8 @@ SCHEMA = 1
 def render(report: Report) -> str:
     """The report as a JSON document. Bytes and FLOPs are integers, unknown is null.
 
+    The answer is the first of the notes.
+
     >>> import json
     >>> from memcalc.report import Column
     >>> json.loads(render(Report("demo", "Two", (Column("n", "count"),), ((2,),))))["rows"]
@@ -23,7 +25,7 @@ def render(report: Report) -> str:
         "symbols": dict(report.symbols),
         "columns": [{"name": column.name, "unit": column.unit} for column in report.columns],
         "rows": [{name: _plain(value) for name, value in row.items()} for row in report.records()],
-        "notes": list(report.notes),
+        "notes": [*([report.answer] if report.answer else []), *report.notes],
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 

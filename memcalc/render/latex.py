@@ -37,6 +37,7 @@ def render(report: Report) -> str:
         for row in report.rows
     ]
     lines = [
+        *([f"% {' '.join(report.answer.split())}"] if report.answer else []),
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
         rf"\caption{{{_escaped(report.title)}}}",
@@ -47,7 +48,7 @@ def render(report: Report) -> str:
         *body,
         r"\bottomrule",
         r"\end{tabular}",
-        *(f"% {note}" for note in report.notes),
+        *(f"% {' '.join(note.split())}" for note in report.notes),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"

@@ -1,5 +1,6 @@
-"""Markdown: title, a table with exact numbers, and the notes."""
+"""Markdown: the answer, the title, a table with exact numbers, and the notes."""
 
+import re
 from typing import Any
 
 from memcalc.report import Report
@@ -18,6 +19,7 @@ def render(report: Report) -> str:
     """
     right = [column.unit not in ("text", "formula") for column in report.columns]
     lines = [
+        *([_escaped(report.answer), ""] if report.answer else []),
         f"**{_escaped(report.title)}**",
         "",
         f"| {' | '.join(column.name for column in report.columns)} |",
@@ -38,6 +40,6 @@ def _cell(value: Any, unit: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    for character in "\\|*_<`":
-        text = text.replace(character, f"\\{character}")
-    return text
+    """The text as markdown that shows it: no emphasis, tag, link or picture, not even of a URL."""
+    text = " ".join(text.split())
+    return re.sub(r"[\\|*_<>`\[\]!@]|(?<=www)\.|:(?=//)", r"\\\g<0>", text, flags=re.IGNORECASE)

@@ -18,10 +18,19 @@ from memcalc import terminal, units
 from memcalc.report import Column, Report, scales
 
 HEADER = 14  # the width to which headers are folded, where there is room
+ENDLESS = 100_000  # a width that no table reaches
 
 
-def render(report: Report) -> str:
-    """The report as text. Columns of detail are left out where they do not fit, or are empty.
+def render(report: Report, wide: bool = False) -> str:
+    """The report as text: the answer, the title, the table and the notes.
+
+    Columns of detail are left out where they do not fit, those of most detail first. Words, numbers
+    and formulas are never broken: a table that is too wide without detail is wider than the
+    terminal.
+
+    Args:
+        report: The report.
+        wide: Whether all columns are shown, each as wide as its cells.
 
     >>> from memcalc.report import Column
     >>> columns = (Column("part", "text"), Column("bytes", "bytes"))
@@ -45,36 +54,46 @@ def render(report: Report) -> str:
         emoji=False,
         markup=False,
     )
-    known = [
-        column
-        for column in report.columns
-        if not column.detail or any(each not in (None, "") for each in report.column(column.name))
-    ]
-    brief = [column for column in known if not column.detail]
-    endless = console.options.update(max_width=10_000)
-    for columns, header_width in product((known, brief), (HEADER, 0)):
-        table = _table(report, columns, header_width)
-        width = console.measure(table, options=endless)
-        if width.maximum <= console.width:
-            break
-    if width.minimum > console.width:
-        # fold words, never digits: a terminal narrower than that wraps whole lines
-        table = _table(report, brief, 0, fold=True)
-        console.width = max(console.width, sum(_narrowest(report, column) for column in brief))
+    if report.answer:
+        console.print(Text(report.answer, style=f"bold {ANSWER[report.good]}"), soft_wrap=wide)
+        console.print()
     console.print(Text(report.title, style="bold"))
+    columns = console.width
+    table, console.width = _fitting(report, console, wide)
     console.print(table)
+    console.width = columns
     for note in report.notes:
         console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
     # rich pads its lines to the width of the table
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _table(
-    report: Report, columns: Iterable[Column], header_width: int, fold: bool = False
-) -> Table:
+# The colour of an answer, by whether it is good news.
+ANSWER = {True: "green", False: "red", None: ""}
+
+
+def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int]:
+    """The table with as many columns as there is room for, and the width to print it in."""
+    known = [
+        column
+        for column in report.columns
+        if not column.detail or any(each not in (None, "") for each in report.column(column.name))
+    ]
+    endless = console.options.update(max_width=ENDLESS)
+    levels = sorted({int(column.detail) for column in known}, reverse=True)
+    for level, header_width in product(levels, (HEADER, 0)):
+        columns = [column for column in known if column.detail <= level]
+        table = _table(report, columns, header_width, console.width)
+        width = console.measure(table, options=endless)
+        if wide or width.maximum <= console.width:
+            return table, width.maximum
+    return table, max(console.width, width.minimum)
+
+
+def _table(report: Report, columns: Iterable[Column], header_width: int, most: int) -> Table:
     """A table of some columns, with headers folded to this width, or that of their cells.
 
-    Text is folded at its spaces, or with ``fold`` anywhere.
+    Text is folded at its spaces; only a word that is wider than ``most`` is broken.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1))
     cells = []
@@ -83,24 +102,18 @@ def _table(
         header, values = _column(column, report.column(column.name), common)
         width = max(header_width, *(len(text) for text in (*values, *header.split(" "))))
         number = column.unit not in ("text", "formula")
+        words = [word for text in (*values, header) for word in text.split(" ")]
         table.add_column(
             "\n".join(textwrap.wrap(header, width)),
             justify="right" if number else "left",
-            no_wrap=number or not (fold or any(" " in value for value in values)),
+            no_wrap=number or column.unit == "formula",
             overflow="fold",
+            min_width=min(most, max(map(len, words))),
         )
         cells.append(values)
     for row in zip(*cells, strict=True):
         table.add_row(*(Text(cell) for cell in row))
     return table
-
-
-def _narrowest(report: Report, column: Column) -> int:
-    """How narrow a column may become: as wide as its numbers, and text a few letters."""
-    if column.unit in ("text", "formula"):
-        return 8
-    header, values = _column(column, report.column(column.name), scales(report))
-    return 2 + max(len(text) for text in (*values, *header.split(" ")))
 
 
 def _column(

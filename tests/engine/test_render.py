@@ -1,6 +1,8 @@
 """Renderers and figures: what a person sees."""
 
+import csv
 import io
+import json
 import os
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -37,7 +39,74 @@ def test_text_shows_markup_as_it_is():
 
 def test_markdown_escapes_what_would_break_a_table():
     line = render(HOSTILE, "markdown").splitlines()[4]
-    assert line == r"| a\|b\*c\_\<d>&{e}~^\\ | 1024 | 50.0 |"
+    assert line == r"| a\|b\*c\_\<d\>&{e}~^\\ | 1024 | 50.0 |"
+
+
+def test_no_text_becomes_a_link_a_picture_or_a_formula_of_a_spreadsheet():
+    names = (
+        "[click](javascript:alert(1))",
+        "![i](http://evil/i.png)",
+        "see www.evil.example",
+        '=HYPERLINK("http://evil")',
+        "@SUM(A1)",
+        "+1",
+        "-1",
+        "-",
+    )
+    report = Report("demo", "[x](y)", (Column("id", "text"),), tuple((name,) for name in names))
+    marked = render(report, "markdown")
+    assert marked.startswith(r"**\[x\](y)**")
+    assert r"\[click\](javascript" in marked
+    assert r"\!\[i\](http\://evil" in marked
+    assert r"www\.evil" in marked
+    assert "://" not in marked.replace(r"\://", "")
+    cells = [row[0] for row in csv.reader(io.StringIO(render(report, "csv")))][1:]
+    assert cells == [f"'{name}" if name[0] in "=@+-" and len(name) > 1 else name for name in names]
+
+
+def test_the_answer_is_the_first_line_of_every_rendering():
+    report = replace(HOSTILE, answer="does not fit <b>", good=False)
+    for format_ in ("text", "markdown", "latex"):
+        assert "does not fit" in render(report, format_).splitlines()[0]
+    assert render(report, "html").startswith("<div><p><b>does not fit &lt;b&gt;</b></p>")
+    assert json.loads(render(report, "json"))["notes"] == ["does not fit <b>", "a note: <i>"]
+    assert report.to_frame().attrs["answer"] == "does not fit <b>"
+    assert "answer" not in render(HOSTILE, "json")
+
+
+class TestText:
+    COLUMNS = (
+        Column("name", "text"),
+        Column("bytes", "bytes"),
+        Column("source", "text", detail=2),
+        Column("phase", "text", detail=1),
+        Column("empty", "text", detail=1),
+    )
+
+    def shown(self, name, source, columns, monkeypatch, wide=False):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        row = (name, 1024, source, "forward", None)
+        return render(Report("demo", "One", self.COLUMNS, (row,)), "text", wide).splitlines()
+
+    def test_columns_of_most_detail_are_left_out_first(self, monkeypatch):
+        for columns, heads in ((80, "name B source phase"), (24, "name B phase"), (12, "name B")):
+            lines = self.shown("x", "megatron/core", columns, monkeypatch)
+            assert lines[2].split() == heads.split()
+        wide = self.shown("x", "megatron/core " * 30, 12, monkeypatch, wide=True)
+        assert wide[2].split() == ["name", "B", "source", "phase"]
+        assert "megatron/core " * 29 in wide[4]
+
+    @pytest.mark.parametrize("columns", [1, 10, 40, 80])
+    def test_a_word_is_never_broken(self, columns, monkeypatch):
+        name = "abstract/mfu_with_recomputation/and/more"
+        lines = self.shown(name, "s", columns, monkeypatch)
+        assert (columns < len(name)) or any(name in line for line in lines)
+        text = " ".join(self.shown(f"{name} {name}", "s", 60, monkeypatch))
+        assert text.count(name) == 2
+
+    @pytest.mark.parametrize("columns", ["9" * 20, "-5", "0", "x", ""])
+    def test_any_width_of_a_terminal_is_one(self, columns, monkeypatch):
+        assert self.shown("x", "s", columns, monkeypatch)[0]
 
 
 def test_latex_escapes_what_it_reads_otherwise():
