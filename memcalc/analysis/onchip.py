@@ -85,8 +85,11 @@ class Chip(NamedTuple):
         """
         if lacking := missing(gpu):
             raise UsageError(f"rnn needs of {gpu.name} what is not known: {', '.join(lacking)}")
-        assert gpu.sms and gpu.register_bytes and gpu.shared_bytes
-        assert gpu.l2_bytes and gpu.fp32_flops
+        assert gpu.sms
+        assert gpu.register_bytes
+        assert gpu.shared_bytes
+        assert gpu.l2_bytes
+        assert gpu.fp32_flops
         sms = options.sms or gpu.sms
         shared = options.shared_bytes or gpu.shared_bytes
         if sms > gpu.sms:
