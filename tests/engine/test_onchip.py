@@ -126,7 +126,7 @@ class TestPublishedSparseKernels:
             if claim.id.startswith("zhu2018/") and claim.quantity.startswith("largest/"):
                 assert "100" in claim.explanation
                 assert "u = " in claim.explanation
-                assert "bytes a non-zero" in claim.explanation
+                assert "bytes per non-zero" in claim.explanation
 
 
 class TestCapacity:
