@@ -1,4 +1,4 @@
-"""``backtest``: the memory of training runs that really happened, held against the engine."""
+"""``backtest``: measured memory of real training runs, compared with memcalc's predictions."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,24 +10,24 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from memcalc.analysis.device import StageMemory, stage_memory
+from memcalc.checks.patterns import chosen, listed
 from memcalc.checks.runs import Measured, MeasuredRun, read
 from memcalc.config import Config
 from memcalc.config.readers.megatron import unmodelled
 from memcalc.config.readers.megatron_names import NOTHING
 from memcalc.config.run import UNBALANCED
-from memcalc.errors import ConfigError
+from memcalc.errors import ConfigError, UsageError
+from memcalc.progress import progress
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 
-LARGEST = 3  # parts of a stage that its text names
-# How many times its even share of routed tokens the busiest rank receives under a balanced router,
-# which is what a row is predicted by; under another both are shown.
-BALANCED = 1.0
-ODD = 0.1  # apart that rows of the same arguments may be
+LARGEST = 3  # parts of a stage that the text table names
+BALANCED = 1.0  # imbalance of routed tokens under a balanced router: rows are predicted with it
+ODD = 0.1  # relative difference that rows with the same arguments may have
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 
-# What flags a row beside what the reader of the arguments does not model; and what of that does
-# not, for the bytes are those of what is counted instead.
+# Options that flag a row although the reader of the arguments models them in part, and options that
+# do not flag it although they are not modelled: what is counted instead takes the same bytes.
 MORE_FLAGS = {
     "encoder-num-layers": "two stacks of layers",
     "fp8-format": "quantised copies of activations, and of gradients",
@@ -38,11 +38,11 @@ NO_FLAGS = (
     "--softmax-type off-by-one",
 )
 UNKNOWN_WORLD = "unknown world size"
-SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")  # where it matters
+SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")  # which depend on it
 
 
 class Stages(tuple[Any, ...]):
-    """What a row says of every stage that was measured; as a text, where the memory goes."""
+    """What is known of every measured stage of a row; as text, the largest parts of its peak."""
 
     def __str__(self) -> str:
         return "; ".join(
@@ -58,9 +58,9 @@ class Row(NamedTuple):
     Attributes:
         run: The run.
         measured: What was measured on the stage with the highest measured peak.
-        predicted: What a rank of that stage holds; None where memcalc refuses what was run.
-        flags: The unmodelled options that it has, from its arguments alone.
-        stages: The same of every stage that was measured.
+        predicted: What is predicted for a rank of that stage; None if memcalc refuses the run.
+        flags: The options of the run that memcalc does not model, from its arguments alone.
+        stages: Measured and predicted values of every measured stage.
     """
 
     run: MeasuredRun
@@ -71,22 +71,22 @@ class Row(NamedTuple):
 
     @property
     def peak(self) -> int | None:
-        """The predicted peak; None where memcalc refuses what was run."""
+        """The predicted peak; None if memcalc refuses the run."""
         return self.predicted.peak.bytes if self.predicted else None
 
     @property
     def steady(self) -> int | None:
-        """What is predicted to stay between steps."""
+        """The predicted bytes between steps."""
         return self.predicted.steady.bytes if self.predicted else None
 
     @property
     def peak_error(self) -> float | None:
-        """(predicted - measured) / measured, of the peak."""
+        """(predicted - measured) / measured for the peak."""
         return None if self.peak is None else error(self.peak, self.measured.peak)
 
     @property
     def steady_error(self) -> float | None:
-        """The same of what stays between steps; None where that was not measured."""
+        """The same for the bytes between steps; None if they were not measured."""
         if self.steady is None or self.measured.steady is None:
             return None
         return error(self.steady, self.measured.steady)
@@ -101,18 +101,30 @@ def error(predicted: int, measured: int) -> float:
     return float(Fraction(predicted - measured, measured))
 
 
-def rows(path: Path, imbalance: float = BALANCED) -> list[Row]:
-    """The runs of a file, each with what is predicted of it.
+def rows(path: Path, imbalance: float = BALANCED, patterns: str | Sequence[str] = ()) -> list[Row]:
+    """The runs of a file, each with its prediction.
 
     Args:
         path: The file.
-        imbalance: How many times its even share of routed tokens the busiest rank of experts
-            receives.
+        imbalance: Tokens routed to the busiest expert rank, as a multiple of a balanced share.
+        patterns: Only runs whose id contains one of these, or matches it as a shell pattern; all
+            runs if there are none.
 
     Raises:
-        InputError: The file cannot be read, or a row of it is of neither form.
+        InputError: The file cannot be read, or a row has neither form.
+        UsageError: No run matches.
     """
-    return [_row(run, imbalance) for run in read(path)]
+    runs = read(path)
+    names = chosen([run.id for run in runs], patterns)
+    if not names:
+        raise UsageError(f"{path}: no run has an id like {listed(patterns)}")
+    with progress("predicting runs", len(names)) as step:
+        found = []
+        for run in runs:
+            if run.id in names:
+                found.append(_row(run, imbalance))
+                step()
+    return found
 
 
 def flags(values: Mapping[str, str], world: int | None) -> list[str]:
@@ -130,19 +142,26 @@ def flags(values: Mapping[str, str], world: int | None) -> list[str]:
     return found
 
 
-def backtest(path: Path, max_error: float | None = None, imbalance: float = BALANCED) -> Report:
-    """A row a run: what was measured and what is predicted, of the stage that held most.
+def backtest(
+    path: Path,
+    max_error: float | None = None,
+    imbalance: float = BALANCED,
+    patterns: str | Sequence[str] = (),
+) -> Report:
+    """One row per run: measured and predicted memory of the stage with the highest measured peak.
 
     Args:
         path: A file of JSON lines: runs of Megatron-LM's functional tests, or SimuMax's.
-        max_error: The most that the median absolute error of the peak of unflagged rows may be, as
-            a ratio; where it is more, the report has a failure.
-        imbalance: How many times its even share of routed tokens the busiest rank of experts
-            receives.
+        max_error: The largest median absolute error, as a ratio, that the peaks of unflagged rows
+            may have; above it the report has a failure.
+        imbalance: Tokens routed to the busiest expert rank, as a multiple of a balanced share.
+        patterns: Only runs whose id contains one of these, or matches it as a shell pattern; all
+            runs if there are none.
 
     Raises:
-        InputError: The file cannot be read, or a row of it is of neither form.
-        ConfigError: The imbalance is less than an even share.
+        InputError: The file cannot be read, or a row has neither form.
+        ConfigError: The imbalance is less than a balanced share.
+        UsageError: No run matches.
 
     >>> import json, tempfile
     >>> sizes = {"num-layers": 2, "hidden-size": 64, "num-attention-heads": 4, "seq-length": 128}
@@ -157,14 +176,15 @@ def backtest(path: Path, max_error: float | None = None, imbalance: float = BALA
     >>> report.column("id"), report.column("unmodelled")
     (['gpt.tiny'], [''])
     """
-    found = rows(path, imbalance)
+    found = rows(path, imbalance, patterns)
     unflagged = [row for row in found if not row.flags]
+    flagged = len(found) - len(unflagged)
     return Report(
         "backtest",
-        f"{len(found)} measured runs against their predictions",
+        f"Peak memory of {len(found)} training runs, predicted and measured",
         (
             Column("id", "text"),
-            Column("stage", "count"),
+            Column("stage", "count", detail=True),
             Column("measured_peak_bytes", "bytes"),
             Column("predicted_peak_bytes", "bytes"),
             Column("peak_error", "ratio"),
@@ -191,12 +211,13 @@ def backtest(path: Path, max_error: float | None = None, imbalance: float = BALA
         ),
         {},
         (
+            _answer(unflagged, flagged),
             *_summary("unflagged", unflagged),
             *_summary("all", found),
-            f"{len(found) - len(unflagged)} of {len(found)} rows flagged as unmodelled "
-            f"({100 * (len(found) - len(unflagged)) / len(found):.1f} %), by their arguments",
-            *_counted("assumed of", [row.run.notes for row in found]),
-            *_counted("met in", [row.run.met for row in unflagged]),
+            f"{flagged} of {_rows(len(found))} ({100 * flagged / len(found):.1f} %) flagged: they "
+            "use options that memcalc does not model",
+            *_counted("assumed", [row.run.notes for row in found]),
+            *_counted("warning", [row.run.met for row in unflagged]),
             *_routed(found, imbalance),
             *_odd(found),
         ),
@@ -222,7 +243,7 @@ def _row(run: MeasuredRun, imbalance: float) -> Row:
 
 
 def _stage(config: Config, measured: Measured, predicted: StageMemory) -> dict[str, Any]:
-    """What is said of one stage: its error, the phase of its peak, its parts by size."""
+    """One stage: its error, the phase of its peak, and the parts of the peak, the largest first."""
     parts = sorted(predicted.peak.parts, key=lambda part: -part.bytes)
     found = {
         "stage": measured.stage,
@@ -241,13 +262,31 @@ def _stage(config: Config, measured: Measured, predicted: StageMemory) -> dict[s
 
 
 def unbalanced(config: Config, imbalance: float) -> Config:
-    """The same run with another imbalance of routed tokens, if its experts are spread over ranks.
+    """The same run with another imbalance of routed tokens, if its experts are sharded over ranks.
 
     Raises:
-        ConfigError: The imbalance is less than an even share.
+        ConfigError: The imbalance is less than a balanced share.
     """
     share = imbalance if config.parallel.ep > 1 else BALANCED
     return replace(config, run=replace(config.run, imbalance=share))
+
+
+def _answer(unflagged: Sequence[Row], flagged: int) -> str:
+    """The median and the worst error of the peaks of unflagged rows."""
+    errors = {row.run.id: row.peak_error for row in unflagged if row.peak_error is not None}
+    if not errors:
+        return f"no peak error: all {_rows(flagged)} flagged"
+    worst = max(errors, key=lambda name: abs(errors[name]))
+    return (
+        f"median peak error {100 * median(map(abs, errors.values())):.2f} % over "
+        f"{_rows(len(errors))}, worst {100 * errors[worst]:+.2f} % ({worst}); "
+        f"{_rows(flagged)} flagged and left out"
+    )
+
+
+def _rows(number: int) -> str:
+    """A number of rows, in words."""
+    return "1 row" if number == 1 else f"{number} rows"
 
 
 def _summary(name: str, found: Sequence[Row]) -> list[str]:
@@ -274,13 +313,13 @@ def _distribution(errors: Iterable[float]) -> str:
 
 
 def _counted(words: str, said: Iterable[Sequence[str]]) -> list[str]:
-    """What is said of rows, a line for each with the number of rows."""
+    """One line per note, with the number of rows that have it."""
     counts = Counter(note for notes in said for note in notes)
-    return [f"{words} {number} rows: {note}" for note, number in counts.items()]
+    return [f"{words} in {_rows(number)}: {note}" for note, number in counts.items()]
 
 
 def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
-    """The error of unflagged rows with experts, under both shares of routed tokens."""
+    """The peak errors of unflagged rows with experts, with and without imbalance."""
     errors: dict[str, list[float]] = {}
     for row in found:
         for stage in row.stages:
@@ -288,19 +327,19 @@ def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
                 for share, predicted in stage.get(BY_IMBALANCE, {}).items():
                     errors.setdefault(share, []).append(error(predicted, row.measured.peak))
     lines = [
-        f"experts, imbalance {share}: {len(values)} unflagged rows, peaks off by "
-        f"{100 * median(values):+.2f} % in the median, absolute {_distribution(map(abs, values))}"
+        f"experts, imbalance {share}: {_rows(len(values))} unflagged, median peak error "
+        f"{100 * median(values):+.2f} %; absolute: {_distribution(map(abs, values))}"
         for share, values in errors.items()
     ]
-    share = "an even share" if imbalance == BALANCED else f"{imbalance:g} times an even share"
-    taken = f"experts: the busiest rank is taken to receive {share}"
+    share = "a balanced share" if imbalance == BALANCED else f"{imbalance:g} x a balanced share"
+    taken = f"experts: predicted with {share} of routed tokens on the busiest expert rank"
     return [taken, *lines] if lines else []
 
 
 def _odd(found: Iterable[Row]) -> list[str]:
-    """Rows of the same arguments on the same GPU whose peaks are far apart: one is stale, or odd.
+    """Rows with the same arguments and GPU but very different peaks: one of them may be stale.
 
-    The kernels and workspaces of container families differ by a few per cent.
+    Kernels and workspaces of different container families differ by a few per cent only.
     """
     alike: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
@@ -314,8 +353,8 @@ def _odd(found: Iterable[Row]) -> list[str]:
         apart = error(high.measured.peak, low.measured.peak)
         if apart > ODD:
             lines.append(
-                f"the same arguments, {100 * apart:.0f} % apart, so that one is stale or odd: "
-                f"{low.run.id} and {high.run.id}"
+                f"{low.run.id} and {high.run.id} have the same arguments but peaks "
+                f"{100 * apart:.0f} % apart: one may be stale"
             )
     return lines
 
@@ -324,11 +363,11 @@ def _failures(unflagged: Sequence[Row], max_error: float | None) -> tuple[str, .
     if max_error is None:
         return ()
     if not unflagged:
-        return ("no row is unflagged, and so none can be held to a bound",)
+        return ("every row is flagged, so there is no error to compare with --max-error",)
     middle = median(abs(row.peak_error) for row in unflagged if row.peak_error is not None)
     if middle <= max_error:
         return ()
     return (
-        f"the median error of {len(unflagged)} unflagged peaks is {100 * middle:.2f} %, above the "
-        f"{100 * max_error:g} % that are allowed",
+        f"the median peak error of {len(unflagged)} unflagged rows is {100 * middle:.2f} %, above "
+        f"--max-error {100 * max_error:g}%",
     )

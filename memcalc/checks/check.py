@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from fractions import Fraction
 
 from memcalc.checks.claims import VERDICTS, Claim, Derived, Ours, claims, judge
 from memcalc.checks.paper import ours
+from memcalc.checks.patterns import chosen, listed
 from memcalc.errors import UsageError, nearest
+from memcalc.progress import progress
 from memcalc.report import Column, Report
 
 AGREE = ("agrees", "agrees_rounding", "agrees_reading")
@@ -35,11 +36,14 @@ def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Rep
     """
     if verdict is not None and verdict not in VERDICTS:
         raise UsageError(f"no verdict {verdict[:40]!r}; {nearest(verdict, VERDICTS)}")
-    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise UsageError("patterns must be texts")
-    chosen = [claim for claim in claims() if _is_chosen(claim.id, patterns)]
-    judged = [(claim, found, judge(claim, found)) for claim in chosen for found in [ours(claim)]]
+    ids = chosen([claim.id for claim in claims()], patterns)
+    judged = []
+    with progress("checking claims", len(ids)) as step:
+        for claim in claims():
+            if claim.id in ids:
+                found = ours(claim)
+                judged.append((claim, found, judge(claim, found)))
+                step()
     judged = [each for each in judged if verdict in (None, each[2])]
     if not judged:
         raise UsageError(_nothing(patterns, verdict))
@@ -71,18 +75,11 @@ def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Rep
     )
 
 
-def _is_chosen(id_: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(p in id_ or fnmatchcase(id_, p) for p in patterns)
-
-
-def _nothing(patterns: Sequence[str], verdict: str | None) -> str:
+def _nothing(patterns: str | Sequence[str], verdict: str | None) -> str:
     """Why nothing is shown, and what there is to choose from."""
+    words = [f"has an id like {listed(patterns)}"] if patterns else []
+    words += [f"has the verdict {verdict}"] if verdict else []
     sources = dict.fromkeys(claim.source.split()[0] for claim in claims())
-    words = []
-    if patterns:
-        words.append(f"has an id like {' or '.join(repr(each[:40]) for each in patterns[:3])}")
-    if verdict:
-        words.append(f"has the verdict {verdict}")
     return f"no claim {' and '.join(words)}; ids begin with {', '.join(sources)}"
 
 

@@ -1,8 +1,8 @@
-"""Measured training runs, read from a file of JSON lines: what was run, and what was measured.
+"""Measured training runs, read from a file of JSON lines.
 
-Two forms of rows are known: those of Megatron-LM's own functional tests, with the arguments of the
-launch, and those of SimuMax's runs, with the model, its parallelism and its run. Either becomes
-Megatron-LM's arguments, and these are read as those of any launch file.
+A row has one of two forms: that of Megatron-LM's functional tests, with the arguments of the
+launch, or that of SimuMax's runs, with model, parallelism and run. Both are turned into Megatron-LM
+arguments, which are read like those of any launch file.
 """
 
 import math
@@ -23,26 +23,26 @@ from memcalc.units import MIB
 
 MAX_BYTES = 64 * 2**20
 MAX_ROWS = 100_000
-MOST = 2**50  # bytes that a GPU may have held
+MOST = 2**50  # the most bytes that a row may state
 
-# The program that a row's arguments were given to, by the first word of its id.
+# The program that the arguments are for, by the first word of a row's id; else pretrain_gpt.py.
 PROGRAMS = {"bert": "pretrain_bert.py", "t5": "pretrain_t5.py"}
 BERT_VOCABULARY = 30522  # bert-large-uncased
 
-# Of a container family, PyTorch's version: what decides cuBLAS's workspaces on Blackwell. Of `lts`,
-# NVIDIA's container that Megatron-LM names in docker/.ngc_version.lts, 25.09; the one of `dev`
-# moves on, lately to 26.08: that it has PyTorch 2.12 or later shows in most rows of GB200
+# PyTorch's version in each container family; on Blackwell it decides the size of cuBLAS's
+# workspaces. `lts` is NVIDIA's container 25.09 (Megatron-LM's docker/.ngc_version.lts). `dev`
+# changes, lately to 26.08; most rows of GB200 show that it has PyTorch 2.12 or later
 # (docs/runs.md).
 PYTORCH = {"dev": (2, 12), "lts": (2, 9)}
 
 
 class Measured(NamedTuple):
-    """What was measured on a rank of one stage, in bytes.
+    """Bytes measured on a rank of one stage.
 
     Attributes:
         stage: The stage, counted from 0.
         peak: The allocator's peak.
-        steady: What is allocated between steps, or None where that was not measured.
+        steady: Bytes allocated between steps, or None if they were not measured.
     """
 
     stage: int
@@ -54,16 +54,16 @@ class MeasuredRun(NamedTuple):
     """A row.
 
     Attributes:
-        id: What the row is called.
-        config: What was run; None where memcalc refuses it.
-        measured: What was measured, stage by stage.
-        values: The launch's arguments with their values, as words.
-        gpu: The GPU, by its name, or None where that is unknown.
-        world: How many GPUs there were, or None where that is unknown.
+        id: The row's name.
+        config: The run; None if memcalc refuses it.
+        measured: Measured bytes of each measured stage.
+        values: The launch arguments with their values, as words.
+        gpu: The name of the GPU, or None if it is unknown.
+        world: The number of GPUs, or None if it is unknown.
         notes: What was assumed.
-        met: What the reader of the arguments met and memcalc does not model, or does not know.
-        flags: What the row says, beside its arguments, and memcalc does not know.
-        refused: Why memcalc refuses what was run.
+        met: Warnings of the reader of the arguments: options that are not modelled or not known.
+        flags: What else in the row memcalc does not know.
+        refused: Why memcalc refuses the run.
     """
 
     id: str
@@ -82,14 +82,14 @@ def read(path: Path) -> list[MeasuredRun]:
     """The rows of a file.
 
     Raises:
-        InputError: The file cannot be read, or a row of it is of neither form.
+        InputError: The file cannot be read, or a row has neither form.
     """
     found: dict[str, tuple[int, MeasuredRun]] = {}
     for number, line in _lines(path):
         where = f"{path}: line {number}"
         run = _run(parse(line, where), where)
         if run.id in found:
-            raise InputError(f"{where}: the id {run.id!r} stands on line {found[run.id][0]} too")
+            raise InputError(f"{where}: the id {run.id!r} is on line {found[run.id][0]} too")
         found[run.id] = number, run
     return [run for _, run in found.values()]
 
@@ -110,7 +110,7 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
 
 
 class _Row:
-    """A JSON object whose values are asked for by their type."""
+    """A JSON object; its methods return values of one type, or refuse them."""
 
     def __init__(self, content: Mapping[str, Any], where: str, name: str = "") -> None:
         self.content = content
@@ -135,7 +135,7 @@ class _Row:
         return value
 
     def maybe(self, key: str) -> str | None:
-        """A line of text, or None where there is none."""
+        """A line of text, or None."""
         return None if self.content.get(key) is None else self.text(key)
 
     def count(self, key: str) -> int | None:
@@ -152,26 +152,28 @@ class _Row:
         return value
 
     def mebibytes(self, key: str) -> list[int]:
-        """Bytes, from a list of numbers of MiB."""
+        """Bytes, from a list of sizes in MiB."""
         values = self.content.get(key)
         if not isinstance(values, list) or not values or len(values) > 2**20:
-            raise self._refuse(key, "a list of numbers of MiB, one a stage")
+            raise self._refuse(key, "a list of sizes in MiB, one per stage")
         for value in values:
             if type(value) not in (int, float) or not 0 < value <= MOST / MIB:
-                raise self._refuse(key, f"a list of numbers of MiB above 0, up to {MOST // MIB}")
+                raise self._refuse(key, f"a list of sizes in MiB above 0, up to {MOST // MIB}")
         return [round(value * MIB) for value in values]
 
     def words(self) -> dict[str, str]:
-        """Arguments or variables, each one value as a word; of a flag the word is ``True``.
+        """Arguments or variables with their values as words; a flag that is set is ``True``.
 
-        A list is its words, one after the other; what is false or null is left out.
+        The items of a list are joined with spaces; false and null are left out.
         """
         found = {}
         for key, value in self.content.items():
             values = value if isinstance(value, list) else [value]
             plain = all(_is_plain(each) for each in values) and len(values) <= 1000
             if not plain or not re.fullmatch(r"[A-Za-z][\w-]{0,99}", key):
-                raise self._refuse(key[:40], "a number, a word, a list of these, true or null")
+                raise self._refuse(
+                    key[:40], "a number, a text, a list of these, true, false or null"
+                )
             if value is not False and value is not None:
                 found[key] = " ".join(map(str, values))
         return found
@@ -186,7 +188,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _of_megatron(name: str, row: _Row) -> MeasuredRun:
-    """A run of Megatron-LM's functional tests, measured by the last rank."""
+    """A run of Megatron-LM's functional tests, measured on the last rank."""
     values = {key.replace("_", "-"): word for key, word in row.inside("args").words().items()}
     program = PROGRAMS.get(name.split(".")[0], "pretrain_gpt.py")
     size = row.inside("vocabulary", needed=False).count("size")
@@ -197,10 +199,10 @@ def _of_megatron(name: str, row: _Row) -> MeasuredRun:
     if size is not None:
         values.setdefault("vocab-size", str(size))
     if row.content.get("gpus_assumed") is True:
-        notes.append("the number of GPUs, as the row says")
+        notes.append("the number of GPUs (the row says gpus_assumed)")
     variables, image = row.inside("env", needed=False).words(), row.maybe("image")
     if image not in PYTORCH:
-        notes.append(f"a recent PyTorch, for the image {shell.shown(image or 'none')} is not known")
+        notes.append(f"a recent PyTorch, because image {shell.shown(image or 'none')} is unknown")
     if (kernel := _attention(variables)) and values.get("transformer-impl") != "local":
         values.setdefault("attention-backend", kernel)
     environment = {
@@ -218,9 +220,9 @@ def _of_megatron(name: str, row: _Row) -> MeasuredRun:
 
 
 def _attention(variables: Mapping[str, str]) -> str | None:
-    """Megatron-LM's word for the kernel that Transformer Engine's variables leave.
+    """Megatron-LM's word for the attention kernel that Transformer Engine's variables allow.
 
-    Each forbids one kernel where it is 0 (Transformer Engine, dot_product_attention/utils.py:
+    Each variable forbids one kernel if it is 0 (Transformer Engine, dot_product_attention/utils.py:
     get_attention_backend).
 
     >>> _attention({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"})
@@ -242,7 +244,7 @@ def _run_of(
     program: str,
     environment: Mapping[str, Any],
 ) -> MeasuredRun:
-    """The run that a launch's arguments say, or why memcalc refuses it; nothing is measured yet."""
+    """The run that launch arguments describe, without measurements, or why memcalc refuses it."""
     run = MeasuredRun(name, None, (), values, gpu, world, ())
     if gpu is None or not is_gpu(gpu):
         run = run._replace(flags=(f"unknown GPU {gpu}" if gpu else "unknown GPU",))
@@ -251,7 +253,7 @@ def _run_of(
     try:
         source = megatron.read_yaml({"MODEL_ARGS": arguments}, name, world, program)
         if isinstance(source, RunSource):
-            return run._replace(refused="no arguments of a model")
+            return run._replace(refused="the arguments describe no model")
         said = source.settings.get("environment", Environment())
         deterministic = said.deterministic or environment.get("deterministic", False)
         settings = replace(said, **{**environment, "deterministic": deterministic})
@@ -288,10 +290,10 @@ DEGREES = {
 }
 CONTEXT = {"ring": "p2p", "ulysses": "a2a", "all_to_all": "a2a", "allgather": "all_gather"}
 PRECISIONS = ("bf16", "fp16", "fp32")
-# What selective recomputation of Megatron-core may have.
+# The modules that Megatron-core can recompute selectively.
 MODULES = ["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
-# The other keys of its objects that are read, or say nothing about memory. A further key is the
-# argument of Megatron-LM of that name.
+# Other keys that are read or do not matter for memory. Any further key is taken as the Megatron-LM
+# argument of the same name.
 READ = {
     "model": "first_dense_layers multi_latent_attention swiglu vocab_size",
     "parallel": "context_comm data distributed_optimizer sequence_parallel",
@@ -302,10 +304,10 @@ READ = {
 
 
 def _of_simumax(name: str, row: _Row) -> MeasuredRun:
-    """A run of Megatron-LM that SimuMax measured, on every stage."""
+    """A run of Megatron-LM that SimuMax measured on every stage."""
     model, parallel, run = row.inside("model"), row.inside("parallel"), row.inside("run")
     vocabulary = model.count("vocab_size")
-    notes = ["no mask from the data loader"]
+    notes = ["the data loader makes no attention mask"]
     further, unread = _further({"model": model, "parallel": parallel, "run": run})
     values = {
         **_model_words(model),
@@ -318,11 +320,11 @@ def _of_simumax(name: str, row: _Row) -> MeasuredRun:
     values["global-batch-size"] = str(prod(batch) * (copies or 1))
     if vocabulary is not None:
         values["vocab-size"] = str(vocabulary + 1)
-        notes.append("a token more than vocab_size, which Megatron-LM's NullTokenizer adds")
+        notes.append("one token more than vocab_size, added by Megatron-LM's NullTokenizer")
     peaks = row.inside("measured").mebibytes("peak_allocated_mib_by_stage")
     stages = parallel.count("pipeline") or 1
     if len(peaks) != stages:
-        raise InputError(f"{row.where}: peaks of {len(peaks)} stages, where there are {stages}")
+        raise InputError(f"{row.where}: {len(peaks)} peaks for {stages} pipeline stages")
     measured = [Measured(stage, peak, None) for stage, peak in enumerate(peaks)]
     world = row.count("gpus")
     if world is None and copies is not None:
@@ -334,7 +336,7 @@ def _of_simumax(name: str, row: _Row) -> MeasuredRun:
 
 
 def _further(objects: Mapping[str, _Row]) -> tuple[dict[str, str], list[str]]:
-    """Keys that are named as arguments of Megatron-LM, and a line for each that nobody knows."""
+    """Keys with the names of Megatron-LM arguments, and a line for each unknown key."""
     values: dict[str, str] = {}
     unread = []
     for name, row in objects.items():
@@ -371,14 +373,16 @@ def _model_words(model: _Row) -> dict[str, str]:
         dense = model.content.get("first_dense_layers")
         layers = model.count("num_layers") or 0
         if dense is not None and (type(dense) is not int or not 0 <= dense <= layers):
-            raise InputError(f"{model.where}: model.first_dense_layers must be of the layers")
+            raise InputError(
+                f"{model.where}: model.first_dense_layers must be from 0 to num_layers"
+            )
         if dense:
             values["moe-layer-freq"] = f"[0]*{dense}+[1]*{layers - dense}"
     return {**values, "position-embedding-type": "rope"}
 
 
 def _parallel_words(parallel: _Row, model: _Row) -> dict[str, str]:
-    """The parallelism, as arguments of Megatron-LM; of a dense model, nothing of experts."""
+    """The parallelism, as arguments of Megatron-LM; without experts in a dense model."""
     values = {
         ours: str(degree)
         for theirs, ours in DEGREES.items()
@@ -420,7 +424,7 @@ def _run_words(run: _Row) -> dict[str, str]:
         if (word := run.maybe(theirs)) is not None:
             values[theirs.replace("_", "-")] = word
     attention = run.maybe("attention")
-    if attention not in (None, "flash"):  # which flash kernel is not said
+    if attention not in (None, "flash"):  # "flash" may be either flash kernel
         values["attention-backend"] = attention
     dropout = run.content.get("dropout")
     if type(dropout) in (int, float):
@@ -429,7 +433,7 @@ def _run_words(run: _Row) -> dict[str, str]:
 
 
 def _recompute_words(run: _Row) -> dict[str, str]:
-    """What is recomputed: a granularity, or the modules that selective recomputation has."""
+    """Recomputation: a granularity, or the modules of selective recomputation."""
     said = run.content.get("recompute")
     words = said if isinstance(said, list) else re.split(r"[\s,+]+", str(said or "none"))
     if words == ["none"]:
@@ -446,7 +450,7 @@ def _recompute_words(run: _Row) -> dict[str, str]:
 
 
 def _pytorch(framework: str) -> tuple[int, int] | None:
-    """PyTorch's version, by Transformer Engine's: what came before 2.13 came with an older one."""
+    """PyTorch's version, from Transformer Engine's: before 2.13 it came with an older PyTorch."""
     version = re.search(r"Transformer Engine (\d{1,4})\.(\d{1,4})", framework)
     old = version is not None and (int(version[1]), int(version[2])) < (2, 13)
     return (2, 10) if old else None

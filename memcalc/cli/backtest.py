@@ -10,10 +10,10 @@ import memcalc
 from memcalc.cli.options import SHOW, options, show
 
 
-class Share(click.ParamType[float]):
-    """A share, in percent or as a number."""
+class Ratio(click.ParamType[float]):
+    """A ratio, as a percentage or a number."""
 
-    name = "share"
+    name = "ratio"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -22,18 +22,19 @@ class Share(click.ParamType[float]):
         if isinstance(value, float):
             return value
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?%?", str(value)):
-            self.fail(f"{str(value)[:40]!r} is no share, such as 2% or 0.02", param, ctx)
+            self.fail(f"{str(value)[:40]!r} is not a ratio such as 2% or 0.02", param, ctx)
         number = float(str(value).rstrip("%"))
         return number / 100 if str(value).endswith("%") else number
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @click.option(
     "--max-error",
-    type=Share(),
-    metavar="SHARE",
-    help="Fail where the median error of the unflagged rows' peaks is more, such as 2%.",
+    type=Ratio(),
+    metavar="RATIO",
+    help="Exit 1 if the median peak error of unflagged rows exceeds this, e.g. 2%.",
 )
 @click.option(
     "--imbalance",
@@ -41,22 +42,32 @@ class Share(click.ParamType[float]):
     default=1.0,
     show_default=True,
     metavar="X",
-    help="Routed tokens of the busiest rank of experts, over its even share.",
+    help="Tokens routed to the busiest expert rank, as a multiple of a balanced share.",
 )
 @options(*SHOW)
 def backtest(
-    file: Path, max_error: float | None, imbalance: float, format_: str | None, output: Path | None
+    file: Path,
+    patterns: tuple[str, ...],
+    max_error: float | None,
+    imbalance: float,
+    format_: str | None,
+    output: Path | None,
 ) -> None:
-    """Measured training runs against their predictions.
+    """Compare predicted with measured memory of real training runs.
 
-    FILE has a run on each line, as JSON: arguments of Megatron-LM with the peak and the steady
-    bytes of the allocator on the last stage, or a model, its parallelism and its run with the peaks
-    of every stage. See docs/runs.md for both forms, and for what flags a row as unmodelled.
+    FILE has one run per line, as JSON: either Megatron-LM arguments with the measured peak and
+    steady bytes of the last stage, or SimuMax's description of model, parallelism and run with the
+    measured peak of every stage. PATTERN chooses runs whose id contains it, or matches it as a
+    shell pattern.
+
+    A row is flagged if its run uses an option that memcalc does not model. docs/runs.md describes
+    both formats and lists these options.
 
     \b
     Examples:
       memcalc backtest runs.jsonl
+      memcalc backtest runs.jsonl '*moe*'
       memcalc backtest runs.jsonl --max-error 20%
       memcalc plot backtest runs.jsonl -o runs.png
     """
-    show(memcalc.backtest(file, max_error, imbalance), format_, output)
+    show(memcalc.backtest(file, max_error, imbalance, patterns), format_, output)

@@ -121,7 +121,7 @@ class TestMeasuredRuns:
         assert memcalc(f"backtest {path} --max-error 1%").status == 0
         outcome = memcalc(f"backtest {path} --max-error 0.1%")
         assert outcome.status == 1
-        assert "above the 0.1 % that are allowed" in outcome.err
+        assert "above --max-error 0.1%" in outcome.err
 
 
 class TestRows:
@@ -236,7 +236,7 @@ class TestRows:
         ]
         (found,) = rows(written(row))
         assert found.flags == []
-        assert found.run.notes == ["a recent PyTorch, for the image none is not known"]
+        assert found.run.notes == ["a recent PyTorch, because image none is unknown"]
 
     def test_settings_of_libraries_that_make_no_sense_are_refused_row_by_row(self, written):
         row = changed(MEGATRON, "env", "CUBLAS_WORKSPACE_CONFIG", to="much")
@@ -264,7 +264,7 @@ class TestRows:
 
     def test_an_assumed_number_of_gpus_is_noted(self, written):
         (run,) = read(written({**MEGATRON, "gpus_assumed": True}))
-        assert run.notes == ["the number of GPUs, as the row says"]
+        assert run.notes == ["the number of GPUs (the row says gpus_assumed)"]
 
     @pytest.mark.parametrize(
         ("said", "words"),
@@ -379,7 +379,28 @@ class TestReport:
             )
         )
         assert f"unflagged rows, absolute error of 2 peaks: {shown}" in report.notes
-        assert any("1 of 3 rows flagged as unmodelled (33.3 %)" in note for note in report.notes)
+        assert any(note.startswith("1 of 3 rows (33.3 %) flagged") for note in report.notes)
+
+    def test_the_answer_is_the_median_and_the_worst_error(self):
+        found = {row.run.id: row.peak_error for row in rows(RUNS) if not row.flags}
+        middle, worst = (
+            median(map(abs, found.values())),
+            max(found, key=lambda id_: abs(found[id_])),
+        )
+        assert backtest(RUNS).notes[0] == (
+            f"median peak error {100 * middle:.2f} % over 2 rows, worst "
+            f"{100 * found[worst]:+.2f} % ({worst}); 1 row flagged and left out"
+        )
+
+    @pytest.mark.parametrize("pattern", ["tp2_pp2", "gpt.*@A100"])
+    def test_a_pattern_chooses_runs_by_their_ids(self, memcalc, pattern):
+        document = memcalc(f"backtest {RUNS} {pattern} --format json").document
+        assert [row["id"] for row in document["rows"]] == [MEGATRON["id"]]
+
+    def test_no_run_of_a_pattern_is_an_error(self, memcalc):
+        outcome = memcalc(f"backtest {RUNS} nope")
+        assert (outcome.status, outcome.out) == (2, "")
+        assert outcome.err == f"memcalc: {RUNS}: no run has an id like 'nope'\n"
 
     def test_a_text_has_errors_in_per_cent_and_the_largest_parts(self, memcalc, monkeypatch):
         monkeypatch.setenv("COLUMNS", "300")
@@ -397,12 +418,14 @@ class TestReport:
         outcome = memcalc(f"backtest {RUNS} --max-error 0.001%")
         assert outcome.status == 1
         assert outcome.out
-        assert outcome.err.startswith("memcalc: failed: the median error of 2 unflagged peaks is")
+        assert outcome.err.startswith(
+            "memcalc: failed: the median peak error of 2 unflagged rows is"
+        )
 
     def test_where_all_are_flagged_none_holds_a_bound(self, memcalc, written):
         outcome = memcalc(f"backtest {written(FLAGGED)} --max-error 2%")
         assert outcome.status == 1
-        assert "no row is unflagged" in outcome.err
+        assert "every row is flagged" in outcome.err
 
     def test_less_than_an_even_share_is_refused(self, memcalc, written):
         model = {**SIMUMAX["model"], "num_experts": 8, "moe_ffn_hidden_size": 1024}
@@ -415,7 +438,7 @@ class TestReport:
     def test_what_is_no_share(self, memcalc, share):
         outcome = memcalc(f"backtest {RUNS} --max-error={share}")
         assert (outcome.status, outcome.out) == (2, "")
-        assert "is no share, such as 2% or 0.02" in outcome.err
+        assert "is not a ratio such as 2% or 0.02" in outcome.err
 
     def test_rows_of_the_same_arguments_that_are_far_apart_are_listed(self, written):
         twin = {**MEGATRON, "id": "twin", "image": "lts"}
@@ -423,16 +446,16 @@ class TestReport:
         twin = changed(twin, "measured", "peak_bytes", to=2 * 1234567890)
         (note,) = (n for n in backtest(written(MEGATRON, twin)).notes if "stale" in n)
         assert note == (
-            "the same arguments, 100 % apart, so that one is stale or odd: "
-            f"{MEGATRON['id']} and twin"
+            f"{MEGATRON['id']} and twin have the same arguments but peaks 100 % apart: "
+            "one may be stale"
         )
 
     def test_what_rows_met_without_a_flag_is_counted(self, written):
         args = {**MEGATRON["args"], "cp-comm-type": "a2a+p2p", "some-new-option": "7"}
         notes = backtest(written({**MEGATRON, "args": args})).notes
-        assert [note for note in notes if note.startswith("met in")] == [
-            "met in 1 rows: --cp-comm-type a2a+p2p is not modelled: counted as p2p",
-            "met in 1 rows: not used, for memcalc does not know it: --some-new-option",
+        assert [note for note in notes if note.startswith("warning in")] == [
+            "warning in 1 row: --cp-comm-type a2a+p2p is not modelled: counted as p2p",
+            "warning in 1 row: not used, for memcalc does not know it: --some-new-option",
         ]
 
     def test_keys_that_are_not_read_are_flags(self, written):
@@ -499,10 +522,10 @@ HOSTILE = [
     (changed(MEGATRON, "args", "a b", to=1), "args.a b must be"),
     (changed(MEGATRON, "env", "X", to={}), "env.X must be"),
     ({**MEGATRON, "image": 3}, "image must be a line of text"),
-    (changed(SIMUMAX, *MANY, to=[]), "must be a list of numbers of MiB"),
-    (changed(SIMUMAX, *MANY, to=[1, float("nan")]), "must be a list of numbers of MiB"),
-    (changed(SIMUMAX, *MANY, to=[1, "2"]), "must be a list of numbers of MiB"),
-    (changed(SIMUMAX, *MANY, to=[1]), "peaks of 1 stages, where there are 2"),
+    (changed(SIMUMAX, *MANY, to=[]), "must be a list of sizes in MiB"),
+    (changed(SIMUMAX, *MANY, to=[1, float("nan")]), "must be a list of sizes in MiB"),
+    (changed(SIMUMAX, *MANY, to=[1, "2"]), "must be a list of sizes in MiB"),
+    (changed(SIMUMAX, *MANY, to=[1]), "1 peaks for 2 pipeline stages"),
     (changed(SIMUMAX, "run", "precision", to=...), "run.precision must be a line of text"),
     (changed(SIMUMAX, "parallel", "tensor", to="2"), "parallel.tensor must be a whole number"),
 ]
@@ -529,7 +552,7 @@ class TestHostileFiles:
         assert "no such file" in memcalc(f"backtest {tmp_path}/none").err
 
     def test_a_row_twice(self, written):
-        with pytest.raises(InputError, match=r"line 2: the id '.*' stands on line 1 too"):
+        with pytest.raises(InputError, match=r"line 2: the id '.*' is on line 1 too"):
             read(written(MEGATRON, MEGATRON))
 
     def test_a_number_of_thousands_of_digits(self, memcalc, written):
