@@ -115,7 +115,7 @@ def rows(path: Path, imbalance: float = BALANCED, patterns: str | Sequence[str] 
         UsageError: No run matches.
     """
     runs = read(path)
-    names = chosen([run.id for run in runs], patterns)
+    names = chosen((run.id for run in runs), patterns)
     if not names:
         raise UsageError(f"{path}: no run has an id like {listed(patterns)}")
     with progress("predicting runs", len(names)) as step:
@@ -211,7 +211,6 @@ def backtest(
         ),
         {},
         (
-            _answer(unflagged, flagged),
             *_summary("unflagged", unflagged),
             *_summary("all", found),
             f"{flagged} of {_rows(len(found))} ({100 * flagged / len(found):.1f} %) flagged: they "
@@ -222,6 +221,7 @@ def backtest(
             *_odd(found),
         ),
         _failures(unflagged, max_error),
+        answer=_answer(unflagged, flagged),
     )
 
 
@@ -279,8 +279,8 @@ def _answer(unflagged: Sequence[Row], flagged: int) -> str:
     worst = max(errors, key=lambda name: abs(errors[name]))
     return (
         f"median peak error {100 * median(map(abs, errors.values())):.2f} % over "
-        f"{_rows(len(errors))}, worst {100 * errors[worst]:+.2f} % ({worst}); "
-        f"{_rows(flagged)} flagged and left out"
+        f"{_rows(len(errors))}, worst {100 * errors[worst]:+.2f} % ({worst})"
+        + (f"; {_rows(flagged)} flagged and left out" if flagged else "")
     )
 
 
@@ -294,8 +294,8 @@ def _summary(name: str, found: Sequence[Row]) -> list[str]:
     peaks = [abs(row.peak_error) for row in found if row.peak_error is not None]
     steady = [abs(row.steady_error) for row in found if row.steady_error is not None]
     return [
-        f"{name} rows, absolute error of {len(errors)} {what}: {_distribution(errors)}"
-        for what, errors in (("peaks", peaks), ("steady bytes", steady))
+        f"{name} rows, absolute {what} error: {_distribution(errors)} ({_rows(len(errors))})"
+        for what, errors in (("peak", peaks), ("steady", steady))
         if errors
     ]
 
@@ -327,8 +327,9 @@ def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
                 for share, predicted in stage.get(BY_IMBALANCE, {}).items():
                     errors.setdefault(share, []).append(error(predicted, row.measured.peak))
     lines = [
-        f"experts, imbalance {share}: {_rows(len(values))} unflagged, median peak error "
-        f"{100 * median(values):+.2f} %; absolute: {_distribution(map(abs, values))}"
+        f"experts, imbalance {share}: median peak error "
+        f"{100 * median(values):+.2f} %; absolute: {_distribution(map(abs, values))} "
+        f"({_rows(len(values))}, unflagged)"
         for share, values in errors.items()
     ]
     share = "a balanced share" if imbalance == BALANCED else f"{imbalance:g} x a balanced share"

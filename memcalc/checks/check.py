@@ -36,7 +36,7 @@ def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Rep
     """
     if verdict is not None and verdict not in VERDICTS:
         raise UsageError(f"no verdict {verdict[:40]!r}; {nearest(verdict, VERDICTS)}")
-    ids = chosen([claim.id for claim in claims()], patterns)
+    ids = chosen((claim.id for claim in claims()), patterns)
     judged = []
     with progress("checking claims", len(ids)) as step:
         for claim in claims():
@@ -67,11 +67,12 @@ def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Rep
         tuple(_row(*each) for each in judged),
         {},
         (
-            _summary(judged, unexpected),
             *_meanings(judged),
             *_reasons(judged),
         ),
         tuple(f"{claim.id} is {said}, expected {claim.verdict}" for claim, _, said in unexpected),
+        answer=_summary(judged, unexpected),
+        good=not unexpected,
     )
 
 

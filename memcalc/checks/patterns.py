@@ -6,21 +6,21 @@ from fnmatch import fnmatchcase
 from memcalc.errors import UsageError
 
 
-def chosen(ids: Iterable[str], patterns: str | Sequence[str]) -> list[str]:
+def chosen(ids: Iterable[str], patterns: str | Sequence[str]) -> set[str]:
     """The ids that contain a pattern, or match it as a shell pattern; all without patterns.
 
     Raises:
         UsageError: A pattern is not text.
 
-    >>> chosen(["table5/22b/mfu", "table5/1t/mfu", "table4/full"], "table5/*/mfu")
-    ['table5/22b/mfu', 'table5/1t/mfu']
+    >>> sorted(chosen(["table5/22b/mfu", "table5/1t/mfu", "table4/full"], "table5/*/mfu"))
+    ['table5/1t/mfu', 'table5/22b/mfu']
     >>> chosen(["table5/22b/mfu", "table4/full"], ["full", "nope"])
-    ['table4/full']
+    {'table4/full'}
     """
     words = _words(patterns)
-    return [
+    return {
         each for each in ids if not words or any(w in each or fnmatchcase(each, w) for w in words)
-    ]
+    }
 
 
 def listed(patterns: str | Sequence[str]) -> str:

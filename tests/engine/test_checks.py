@@ -154,7 +154,7 @@ def test_every_verdict_is_the_expected_one():
     assert report.failures == ()
     assert len(report.rows) == len(ALL)
     counts = "186 agree, 74 measured times, 24 consistent with stated assumptions, 5 inconsistent"
-    assert report.notes[0] == (
+    assert report.answer == (
         f"no unexpected verdict in 317 claims: {counts}, 18 printed wrong, 10 not derivable"
     )
 
