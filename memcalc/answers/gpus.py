@@ -5,7 +5,7 @@ from memcalc.report import Column, Report
 
 
 def gpus() -> Report:
-    """The GPUs that memcalc knows, with their memory, peaks and bandwidths, and what is on chip.
+    """The GPUs that memcalc knows: other names, memory, peaks, bandwidths and what is on the chip.
 
     >>> dict(zip(gpus().column("name"), gpus().column("bf16_flops")))["a100-80gb"]
     312000000000000
@@ -16,6 +16,7 @@ def gpus() -> Report:
         f"{len(found)} GPUs",
         (
             Column("name", "text"),
+            Column("aliases", "text"),
             Column("memory_bytes", "bytes"),
             Column("bf16_flops", "flops"),
             Column("fp16_flops", "flops"),
@@ -23,7 +24,7 @@ def gpus() -> Report:
             Column("memory_bandwidth_bytes", "bytes", detail=True),
             Column("nvlink_bandwidth_bytes", "bytes", detail=True),
             Column("fp32_flops", "flops", detail=True),
-            Column("sms", "count"),
+            Column("sms", "count", detail=True),
             Column("register_bytes_per_sm", "bytes", detail=True),
             Column("shared_bytes_per_sm", "bytes", detail=True),
             Column("l2_bytes", "bytes", detail=True),
@@ -33,6 +34,7 @@ def gpus() -> Report:
         tuple(
             (
                 each.name,
+                ", ".join(catalogue.aliases(each)),
                 each.memory_bytes,
                 each.peaks["bf16"],
                 each.peaks["fp16"],
@@ -51,8 +53,9 @@ def gpus() -> Report:
         ),
         {},
         (
-            "memory as the driver reports it; FLOPs of dense tensor-core products (fp32: without "
-            "them) and bytes of bandwidth are those of a second; register file and shared memory "
-            "are those of one multiprocessor (SM)",
+            "memory: as the driver reports it; names that PyTorch or nvidia-smi print are "
+            "accepted too, such as 'NVIDIA A100-SXM4-80GB'",
+            "FLOPs: dense peaks per second on tensor cores (fp32: without them); an empty cell is "
+            "what the GPU does not have or no source states",
         ),
     )

@@ -11,7 +11,7 @@ from memcalc.cli.options import SHOW, options, show
 @click.command()
 @options(*SHOW)
 def gpus(format_: str | None, output: Path | None) -> None:
-    """The GPUs that memcalc knows by name, with memory, peaks and bandwidths.
+    """List the GPUs that --gpu and --budget accept, with memory, peaks and bandwidths.
 
     \b
     Examples:

@@ -125,6 +125,7 @@ QUESTIONS = {
     },
     "gpus": {
         "name": "text",
+        "aliases": "text",
         "memory_bytes": "bytes",
         "bf16_flops": "flops",
         "fp16_flops": "flops",

@@ -8,7 +8,6 @@ import pytest
 
 import memcalc
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
-from memcalc.config.gpus import gpu
 from memcalc.config.recompute import policy
 from memcalc.errors import ConfigError, MemcalcError
 
@@ -355,29 +354,6 @@ class TestCatalogue:
     def test_an_unknown_name_leads_to_the_nearest(self):
         with pytest.raises(ConfigError, match="did you mean 'llama-3-70b'"):
             load("llama3-70b")
-
-
-@pytest.mark.parametrize(
-    ("name", "gib", "bf16", "fp16", "fp8", "bandwidth"),
-    [  # TFLOP/s of dense products and TB/s, from NVIDIA's data sheets; GiB as drivers report it
-        ("titan-x", 11.93, None, None, None, 0.3365),
-        ("p100", 16, None, None, None, 0.732),
-        ("v100", 32, None, 125, None, 0.9),
-        ("t4", 15, None, 65, None, 0.32),
-        ("a100-40gb", 40, 312, 312, None, 1.555),
-        ("a100", 80, 312, 312, None, 2.039),
-        ("h100-pcie", 79.65, 756, 756, 1513, 2.0),
-        ("h100", 79.65, 989, 989, 1979, 3.35),
-        ("h200", 140.4, 989, 989, 1979, 4.8),
-        ("b200", 179.06, 2250, 2250, 4500, 8.0),
-    ],
-)
-def test_gpus_are_their_data_sheets(name, gib, bf16, fp16, fp8, bandwidth):
-    found = gpu(name)
-    assert round(found.memory_bytes / 2**30, 2) == gib
-    peaks = (found.peaks["bf16"], found.peaks["fp16"], found.fp8_flops)
-    assert peaks == tuple(None if peak is None else peak * 10**12 for peak in (bf16, fp16, fp8))
-    assert found.memory_bandwidth == round(bandwidth * 10**12)
 
 
 def test_megatrons_modules_let_go_of_outputs_and_the_outermost_region_decides():

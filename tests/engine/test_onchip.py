@@ -59,8 +59,6 @@ def test_what_is_on_chip_is_what_the_vendor_states():
         found = gpu(name)
         assert found.sms * found.register_bytes == registers * 1024, name
         assert (found.l2_bytes, found.shared_bytes) == (l2 * 1024, shared * 1024), name
-    assert all(each.register_bytes == 65536 * 4 for each in gpus())
-    assert all("NVIDIA" in each.source and "NVIDIA" in each.chip_source for each in gpus())
     assert gpu("gp100") == gpu("p100")
 
 
