@@ -29,6 +29,7 @@ def gpus() -> Report:
             Column("shared_bytes_per_sm", "bytes", detail=True),
             Column("l2_bytes", "bytes", detail=True),
             Column("source", "text", detail=True),
+            Column("memory_source", "text", detail=True),
             Column("chip_source", "text", detail=True),
         ),
         tuple(
@@ -47,6 +48,7 @@ def gpus() -> Report:
                 each.shared_bytes,
                 each.l2_bytes,
                 each.source,
+                each.memory_source,
                 each.chip_source,
             )
             for each in found
@@ -57,5 +59,6 @@ def gpus() -> Report:
             "accepted too, such as 'NVIDIA A100-SXM4-80GB'",
             "FLOPs: dense peaks per second on tensor cores (fp32: without them); an empty cell is "
             "what the GPU does not have or no source states",
+            "mi250x: one of its two dies, each of which PyTorch sees as a GPU",
         ),
     )

@@ -29,7 +29,8 @@ class Gpu(NamedTuple):
         register_bytes: Register file of one SM.
         shared_bytes: The most shared memory of one SM.
         l2_bytes: L2 cache.
-        source: Where memory, tensor-core peaks and bandwidths were seen.
+        source: Where tensor-core peaks and bandwidths were seen.
+        memory_source: Which tool reported the memory, and where that was seen.
         chip_source: Where the fp32 peak, SMs, their memories and L2 were seen.
     """
 
@@ -46,6 +47,7 @@ class Gpu(NamedTuple):
     shared_bytes: int | None
     l2_bytes: int | None
     source: str
+    memory_source: str
     chip_source: str
 
 
@@ -173,6 +175,7 @@ def _by_name() -> dict[str, Gpu]:
             numbers.get("shared_bytes"),
             numbers.get("l2_bytes"),
             row["source"],
+            row["memory_source"],
             row["chip_source"],
         )
         for name in (row["name"], *row["aliases"].split()):

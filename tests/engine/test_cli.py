@@ -138,6 +138,7 @@ QUESTIONS = {
         "shared_bytes_per_sm": "bytes",
         "l2_bytes": "bytes",
         "source": "text",
+        "memory_source": "text",
         "chip_source": "text",
     },
     "rnn --cell lstm --gpu all": {

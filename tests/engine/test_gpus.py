@@ -13,6 +13,7 @@ from memcalc.errors import ConfigError
 
 KIB, MIB, GIB, TERA = 2**10, 2**20, 2**30, 10**12
 NAMES = [each.name for each in gpus()]
+SOURCES = ("source", "memory_source", "chip_source")
 ROWS = {row["name"]: row for row in resources.rows("gpus.csv")}
 
 # Of an SM, by compute capability times 10: the most shared memory in KiB. The register file has
@@ -23,12 +24,11 @@ SHARED[120] = 100
 
 class TestRows:
     @pytest.mark.parametrize("name", NAMES)
-    def test_every_cell_is_a_number_or_empty_and_both_sources_are_given(self, name):
+    def test_every_cell_is_a_number_or_empty_and_the_sources_are_given(self, name):
         for key, cell in ROWS[name].items():
-            if key not in ("name", "aliases", "source", "chip_source"):
+            if key not in ("name", "aliases", *SOURCES):
                 assert re.fullmatch(r"[1-9][0-9]*|", cell), key
-        assert ROWS[name]["source"].strip()
-        assert ROWS[name]["chip_source"].strip()
+        assert all(ROWS[name][key].strip() for key in SOURCES)
 
     @pytest.mark.parametrize("name", NAMES)
     def test_every_number_is_plausible(self, name):
