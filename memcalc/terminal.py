@@ -1,7 +1,10 @@
-"""What a terminal is told: how wide it is, and text that cannot steer it."""
+"""What a terminal is told: how wide it is, and messages of one line that cannot steer it."""
 
+import os
 import re
 import shutil
+import sys
+from typing import TextIO
 
 WIDEST = 1000  # columns; a larger number in COLUMNS is no terminal's
 HEIGHT = 25  # lines, given to rich so that it does not read LINES; nothing depends on it
@@ -33,6 +36,22 @@ def one_line(text: str) -> str:
     )
     line = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _cut(word[0], LONGEST_WORD), line)
     return _cut(line, MOST_LETTERS)
+
+
+def say(message: str) -> None:
+    """Print a message on stderr, as one line, if anybody can read it."""
+    if sys.stderr is None:
+        return
+    try:
+        print(one_line(message), file=sys.stderr, flush=True)
+    except OSError:
+        abandon(sys.stderr)
+
+
+def abandon(stream: TextIO | None) -> None:
+    """Keep Python from writing what is left in a stream, and complaining once more, at its end."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _cut(text: str, most: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 import memcalc
+from memcalc.cli.command import Command, Number, option
 from memcalc.cli.options import SHOW, options, show
 
 
@@ -27,22 +28,24 @@ class Ratio(click.ParamType[float]):
         return number / 100 if str(value).endswith("%") else number
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/runs.md")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
-@click.option(
+@option(
     "--max-error",
     type=Ratio(),
     metavar="RATIO",
-    help="Exit 1 if the median peak error of unflagged rows exceeds this, e.g. 2%.",
+    common=True,
+    help="Exit with 1 if the median peak error of unflagged rows exceeds this, as 2%.  "
+    "[default: none]",
 )
-@click.option(
+@option(
     "--imbalance",
-    type=float,
+    type=Number(),
     default=1.0,
-    show_default=True,
-    metavar="X",
-    help="Tokens routed to the busiest expert rank, as a multiple of a balanced share.",
+    group="Parallelism",
+    help="Tokens routed to the busiest expert rank, as a multiple of a balanced share.  "
+    "[default: 1]",
 )
 @options(*SHOW)
 def backtest(

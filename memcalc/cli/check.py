@@ -6,16 +6,17 @@ import click
 
 import memcalc
 from memcalc.checks.claims import VERDICTS
+from memcalc.cli.command import Command, option
 from memcalc.cli.options import SHOW, options, show
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
-@click.option(
+@option(
     "--verdict",
     type=click.Choice(list(VERDICTS)),
     metavar="VERDICT",
-    help=f"Show only claims with this verdict: {', '.join(VERDICTS)}.",
+    help=f"Show only claims with this verdict: {', '.join(VERDICTS)}.  [default: all]",
 )
 @options(*SHOW)
 def check(

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 import memcalc
+from memcalc.cli.command import Command
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -21,7 +22,7 @@ from memcalc.cli.options import (
 )
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/layers.md")
 @model
 @options(*RUN, *WHOLE, *PIPELINE, *SHARDS, *CHOICES, *KERNELS, *SHOW)
 def comm(model: str, format_: str | None, output: Path | None, **settings: Any) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from memcalc.cli.options import CHOICES, KERNELS, SHOW, configure, options, show, write
+from memcalc.cli.command import Command, option
+from memcalc.cli.options import CHOICES, KERNELS, SHOW, configure, options, show, warn, write
 from memcalc.lazy import resolve
 
 FROM = ("own", "transformers")
@@ -34,27 +35,40 @@ class Letters(click.ParamType[dict[str, int]]):
         return {letter: int(size) for letter, size in found}
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/pytorch.md")
 @click.argument("target")
 @options(*SIZES, *CHOICES, *KERNELS)
-@click.option(
+@option(
     "--from",
     "source",
     type=click.Choice(FROM),
+    common=True,
     help="Whose module: memcalc's own layer, or Hugging Face's whole model.  [default: own]",
 )
-@click.option("--against", type=click.Choice(AGAINST), help="Hold the exact ledger beside it.")
-@click.option(
-    "--symbols", type=Letters(), help="Of a factory: the letters, with their sizes in its inputs."
+@option(
+    "--against",
+    type=click.Choice(AGAINST),
+    common=True,
+    help="Compare with the exact ledger.  [default: none]",
 )
-@click.option(
+@option(
+    "--symbols",
+    type=Letters(),
+    help="For a factory: name sizes of its inputs, as s=64,b=2.  [default: none]",
+)
+@option(
     "--at",
     type=Letters(),
-    help="Of a factory: sizes at which to evaluate the form, and hold it against a measurement.",
+    help="For a factory: evaluate the formula at these sizes, and measure there too.  "
+    "[default: none]",
 )
-@click.option("--device", type=click.Choice(DEVICES), help="Of a factory: whose kernels.")
-@click.option("--latex", is_flag=True, help="Only the sums, in LaTeX.")
-@click.option("--python", is_flag=True, help="Only the sums, as Python functions.")
+@option(
+    "--device",
+    type=click.Choice(DEVICES),
+    help="For a factory: whose kernels run.  [default: cuda]",
+)
+@option("--latex", is_flag=True, help="Print only the sums, in LaTeX.  [default: off]")
+@option("--python", is_flag=True, help="Print only the sums, as Python functions.  [default: off]")
 @options(*SHOW)
 def derive(
     target: str,
@@ -88,7 +102,7 @@ def derive(
       memcalc derive my_package.blocks:make --symbols s=64,b=2 --at s=4096,b=1
     """
     if sum((latex, python, format_ is not None)) > 1:
-        raise click.UsageError("--latex, --python and --format are answers to one question")
+        raise click.UsageError("--latex, --python and --format contradict each other")
     try:
         report = _derived(target, source, against, (symbols, at, device), settings)
     except ModuleNotFoundError as error:
@@ -100,6 +114,7 @@ def derive(
     if not (latex or python):
         show(report, format_, output)
         return
+    warn(report.notes)
     sums = [row for row in report.records() if row["tensor"] == "total"]
     write(
         "".join(

@@ -7,23 +7,40 @@ import click
 
 import memcalc
 from memcalc.answers.flops import SCOPES
+from memcalc.cli.command import Command, Number, Whole, option
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, WHOLE, configure, model, options, show
 
-OF_ITERATION = (*WHOLE, "pp", "dp")  # options, of which a layer has no use
+OF_ITERATION = (*WHOLE, "pp", "dp")  # options without effect on one layer
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/layers.md")
 @model
 @options(*RUN, *OF_ITERATION, "frozen", *CHOICES, *KERNELS, "gpu")
-@click.option("--iteration-time", type=float, metavar="SECONDS", help="Time of an iteration.")
-@click.option("--gpus", type=click.IntRange(1, 2**24), help="GPUs that run it.")
-@click.option("--causal", is_flag=True, help="Count half of the attention's own products.")
-@click.option(
+@option(
+    "--iteration-time",
+    type=Number(),
+    metavar="SECONDS",
+    group="Run",
+    common=True,
+    help="Seconds per iteration, for MFU and HFU.  [default: unknown]",
+)
+@option(
+    "--gpus",
+    type=Whole(1, 2**24),
+    group="Run",
+    common=True,
+    help="With --iteration-time: GPUs that run it.  [default: --tp x --pp x --cp x --dp]",
+)
+@option(
+    "--causal",
+    is_flag=True,
+    help="Count attention-score FLOPs at half (causal mask).  [default: off]",
+)
+@option(
     "--scope",
     type=click.Choice(SCOPES),
     default="iteration",
-    show_default=True,
-    help="The whole iteration, or one layer for one micro-batch.",
+    help="Count a whole iteration, or one layer for one micro-batch.  [default: iteration]",
 )
 @options(*SHOW)
 def flops(

@@ -6,21 +6,38 @@ from typing import Any
 import click
 
 import memcalc
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, options, show, write
+from memcalc.cli.command import Command, option
+from memcalc.cli.options import (
+    CHOICES,
+    KERNELS,
+    RUN,
+    SHOW,
+    configure,
+    optional_model,
+    options,
+    show,
+    warn,
+    write,
+)
 from memcalc.lazy import resolve
 
 PAPERS = ("li2021",)
 
 
-@click.command()
-@click.argument("model", required=False)
+@click.command(cls=Command, docs="docs/layers.md")
+@optional_model
 @options(*RUN, *CHOICES, *KERNELS, "accounting", *SHOW)
-@click.option("--latex", is_flag=True, help="Only the whole layer's formula, in LaTeX.")
-@click.option(
+@option(
+    "--latex",
+    is_flag=True,
+    common=True,
+    help="Print only the whole layer's formula, in LaTeX.  [default: off]",
+)
+@option(
     "--paper",
     type=click.Choice(PAPERS),
-    help="Another paper's formulas instead of a model's: Li et al. 2021, the other sequence "
-    "parallelism.",
+    help="Show a paper's formulas in place of MODEL's: li2021 is the sequence parallelism of Li et "
+    "al. 2021.  [default: none]",
 )
 def formula(
     model: str | None,
@@ -45,12 +62,13 @@ def formula(
     if model is None and (latex or any(value is not None for value in settings.values())):
         raise click.UsageError("a paper's formulas take no options but --format and -o")
     if latex and format_:
-        raise click.UsageError("--latex and --format are two answers to one question")
+        raise click.UsageError("--latex and --format contradict each other")
     if model is None:
         report = resolve("memcalc.answers.li2021:li2021")()
     else:
         report = memcalc.formula(configure(model, settings), accounting)
     if latex:
+        warn(report.notes)
         write(f"{report.column('formula')[-1].latex()}\n", output)
     else:
         show(report, format_, output)

@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 import memcalc
+from memcalc.cli.command import Command
 from memcalc.cli.options import SHOW, options, show
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/gpu.md")
 @options(*SHOW)
 def gpus(format_: str | None, output: Path | None) -> None:
     """List the GPUs that --gpu and --budget accept, with memory, peaks and bandwidths.

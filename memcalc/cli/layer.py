@@ -6,13 +6,17 @@ from typing import Any
 import click
 
 import memcalc
+from memcalc.cli.command import Command
 from memcalc.cli.options import KERNELS, RUN, SHOW, configure, model, options, refused, show
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/layers.md")
 @model
 @options(*RUN, *KERNELS, "accounting", *SHOW)
-@refused("--sp", "--no-sp", "--recompute", because="the techniques are this table's rows")
+@refused(
+    *("--sp", "--no-sp", "--recompute"),
+    because="layer always lists every technique; drop {option}, or use `memcalc ledger {option}`",
+)
 def layer(
     model: str, accounting: str, format_: str | None, output: Path | None, **settings: Any
 ) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import click
 
 import memcalc
+from memcalc.cli.command import Command
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/layers.md")
 @model
 @options(*RUN, *CHOICES, *KERNELS, "accounting", *SHOW)
 def ledger(

@@ -1,14 +1,22 @@
 """The group of commands, and the one place where an error becomes a line and an exit status."""
 
 import os
+import platform
+import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
+from click.shell_completion import CompletionItem, shell_complete
 
 import memcalc
+from memcalc.config.catalog import names
 from memcalc.errors import MemcalcError, nearest
 from memcalc.lazy import resolve
+from memcalc.terminal import abandon, say
+
+COMPLETE = "_MEMCALC_COMPLETE"  # the variable by which a shell asks for completions
 
 # Command -> where it lives, and its help in one line (so that --help imports none of them).
 COMMANDS = {
@@ -30,6 +38,19 @@ COMMANDS = {
 }
 
 
+def _version(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    """Print the versions of memcalc, Python and torch; torch itself is not loaded."""
+    if not value or ctx.resilient_parsing:
+        return
+    metadata = import_module("importlib.metadata")
+    try:
+        torch = f"torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        torch = "torch is not installed"
+    click.echo(f"memcalc {memcalc.__version__} (Python {platform.python_version()}, {torch})")
+    ctx.exit()
+
+
 class LazyGroup(click.Group):
     """A group that imports a command when it is called, not when it is listed."""
 
@@ -49,9 +70,28 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the first argument names, or an error that leads to the nearest."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            hint = nearest(args[0], COMMANDS, "`memcalc --help`")
+            if args[0].lower() in names() or os.path.exists(args[0]):
+                model = shlex.quote(args[0])
+                hint = f"for a model, try `memcalc memory {model}` or `memcalc layer {model}`"
+            else:
+                hint = nearest(args[0], COMMANDS, "`memcalc --help`")
             raise click.UsageError(f"no command {args[0][:40]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, with ``help COMMAND`` for ``COMMAND --help``."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands and options that begin so, from the table."""
+        commands = [
+            CompletionItem(name, help=line)
+            for name, (_, line) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands with their one-line helps, from the table."""
@@ -70,7 +110,14 @@ class LazyGroup(click.Group):
   memcalc layer path/to/config.json -s 4096 a Hugging Face config
 """,
 )
-@click.version_option(memcalc.__version__, prog_name="memcalc")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the versions of memcalc, Python and torch and exit.",
+)
 def cli() -> None:
     """The activation memory of transformer training, exactly.
 
@@ -84,7 +131,12 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     0: answered. 1: a check failed. 2: bad usage or input, with one line on stderr that says why.
+    An interrupt is left to the caller.
     """
+    if sys.stdout is None:  # closed: whoever writes an answer shall notice
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if args is None and (instruction := os.environ.get(COMPLETE)):
+        return shell_complete(cli, {}, "memcalc", COMPLETE, instruction)
     try:
         with cli.make_context("memcalc", list(sys.argv[1:] if args is None else args)) as context:
             cli.invoke(context)
@@ -98,26 +150,19 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2
     except click.ClickException as error:
         where = getattr(error, "ctx", None)
-        return _fail(where.command_path if where else "memcalc", error.format_message())
+        return _fail(error.format_message(), where.command_path if where else "memcalc")
     except MemcalcError as error:
-        return _fail("memcalc", str(error))
+        return _fail(str(error))
     except MemoryError:
-        return _fail("memcalc", "this machine has not enough memory to answer")
+        return _fail("this machine has not enough memory to answer")
     except BrokenPipeError:  # who reads us has heard enough
-        _close_stdout()
+        abandon(sys.stdout)
         return 0
     except OSError as error:
-        _close_stdout()
-        return _fail("memcalc", f"the answer cannot be printed: {error.strerror}")
-    except (KeyboardInterrupt, click.Abort):
-        return 130
+        abandon(sys.stdout)
+        return _fail(f"the answer cannot be printed: {error.strerror}")
 
 
-def _close_stdout() -> None:
-    """Keep python from writing what is left, and complaining once more, when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fail(where: str, message: str) -> int:
-    click.echo(f"{where}: {' '.join(message.split())}", err=True)
+def _fail(message: str, where: str = "memcalc") -> int:
+    say(f"{where}: {message}")
     return 2

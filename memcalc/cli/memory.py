@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 import memcalc
+from memcalc.cli.command import Command, option
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -14,6 +15,7 @@ from memcalc.cli.options import (
     SHOW,
     STATES,
     WHOLE,
+    complete_gpus,
     configure,
     model,
     options,
@@ -21,19 +23,28 @@ from memcalc.cli.options import (
 )
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/gpu.md")
 @model
 @options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, "cross_entropy", "gpu")
-@click.option(
+@option(
     "--budget",
     metavar="SIZE|GPU",
-    help="Exit with 1 where a stage's peak is above it: 80GB, 80GiB, h100.",
+    common=True,
+    shell_complete=complete_gpus,
+    help="Exit with 1 if a stage needs more: 80GB, 80GiB, h100.  [default: none]",
 )
-@click.option("--explain", is_flag=True, help="Every part of the peaks, and how sure it is.")
-@click.option(
+@option(
+    "--explain",
+    is_flag=True,
+    common=True,
+    help="List every part of the peaks, and how sure it is.  [default: off]",
+)
+@option(
     "--fill",
     is_flag=True,
-    help="Keep as many micro-batches whole as the memory that is free holds.",
+    group="Recomputation",
+    help="Spend free memory: skip recomputation for as many in-flight micro-batches as fit.  "
+    "[default: off]",
 )
 @options(*SHOW)
 def memory(
@@ -47,7 +58,7 @@ def memory(
 ) -> None:
     """A GPU's memory at every pipeline stage: its parts at its peak, and whether that fits.
 
-    Bytes are those of the allocator; what it reserves beyond them is estimated, and apart.
+    Columns are bytes allocated by PyTorch; reserved memory is estimated separately.
 
     \b
     Examples:

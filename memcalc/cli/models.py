@@ -5,19 +5,24 @@ from pathlib import Path
 import click
 
 from memcalc.answers import models as answer
-from memcalc.cli.options import options, show
+from memcalc.cli.command import Command, option
+from memcalc.cli.options import optional_model, options, show
 
 
-@click.command()
-@click.option("--show", "name", metavar="NAME", help="Every fact of one model.")
-@options("format", "output")
-def models(name: str | None, format_: str | None, output: Path | None) -> None:
-    """List the catalogue's models, or every fact of one of them.
+@click.command(cls=Command)
+@optional_model
+@option("--show", "shown", metavar="MODEL", help="Same as MODEL.  [default: none]")
+@options("wide", "format", "output")
+def models(model: str | None, shown: str | None, format_: str | None, output: Path | None) -> None:
+    """List the catalogue's models, or every fact about MODEL.
 
     \b
     Examples:
       memcalc models
-      memcalc models --show deepseek-v3
+      memcalc models deepseek-v3
       memcalc models --format csv
     """
+    if model and shown:
+        raise click.UsageError("MODEL and --show are the same; give one of them")
+    name = model or shown
     show(answer.model(name) if name else answer.models(), format_, output)

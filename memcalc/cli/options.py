@@ -1,229 +1,413 @@
 """Options that commands share, and what they all do: configure, and show."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from memcalc import files
 from memcalc.analysis.activations import ACCOUNTINGS
+from memcalc.cli.command import Decorated, Number, Whole, option, remember, remembered
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
+from memcalc.config.catalog import names
+from memcalc.config.gpus import gpus
 from memcalc.config.implementation import ATTENTIONS, CROSS_ENTROPIES, EXPERT_PRODUCTS
 from memcalc.config.parallel import CONTEXT_KINDS, SHARDERS
 from memcalc.config.pipeline import SCHEDULES
-from memcalc.config.recompute import METHODS
-from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS, OPTIMIZERS
+from memcalc.config.recompute import MEGATRON_MODULES, METHODS, POLICIES, REGIONS
+from memcalc.config.run import FROZEN, MAIN_GRADS, MAIN_PARAMS, MOMENTS, OPTIMIZERS
 from memcalc.errors import nearest
 from memcalc.figures import SUFFIXES as FIGURES
-from memcalc.render import SUFFIXES
+from memcalc.render import RENDERERS, SUFFIXES
 from memcalc.report import Report
+from memcalc.terminal import say
 
-FORMATS = ("text", "json", "csv", "markdown", "latex")
-WIDE = "memcalc.wide"  # where a command's context holds --wide
+FORMATS = tuple(RENDERERS)
+SIZE = Whole(1, 2**20)  # of a parallelism
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
-_OPTIONS: dict[str, Callable[[Command], Command]] = {
-    "seq_length": click.option(
-        "-s", "--seq-length", type=click.IntRange(1, 2**31), help="Sequence length, in tokens."
-    ),
-    "micro_batch_size": click.option(
-        "-b", "--micro-batch-size", type=click.IntRange(1, 2**24), help="Sequences a micro-batch."
-    ),
-    "run": click.option(
-        "--run",
-        metavar="FILE",
-        help="A file whose parallelism and run replace the model's: DeepSpeed JSON, or any other "
-        "that MODEL may be.",
-    ),
-    "tp": click.option("--tp", type=click.IntRange(1, 2**20), help="Tensor-parallel size."),
-    "global_batch_size": click.option(
-        "--global-batch-size", type=click.IntRange(1, 2**31), help="Sequences an iteration."
-    ),
-    "vocab_size": click.option(
-        "--vocab-size",
-        type=click.IntRange(1, 2**31),
-        metavar="N",
-        help="Tokens of the vocabulary, before a launch file's framework pads it.",
-    ),
-    "pp": click.option("--pp", type=click.IntRange(1, 2**20), help="Pipeline-parallel size."),
-    "vpp": click.option("--vpp", type=click.IntRange(1, 2**20), help="Virtual pipeline stages."),
-    "schedule": click.option(
-        "--schedule",
-        type=click.Choice(list(SCHEDULES)),
-        help="The pipeline's schedule.  [default: 1f1b, interleaved with --vpp]",
-    ),
-    "microbatch_group_size": click.option(
-        "--microbatch-group-size",
-        type=click.IntRange(1, 2**31),
-        metavar="N",
-        help="Micro-batches that run through a chunk in turn, interleaved.  [default: as --pp]",
-    ),
-    "layout": click.option(
-        "--layout",
-        metavar="CHUNKS",
-        help="Layers of each pipeline chunk, as 1,2,2,3, or Megatron's letters, as Et|(tt|)*2tL.",
-    ),
-    "first_stage_layers": click.option(
-        "--first-stage-layers", type=click.IntRange(1, 100_000), help="Layers of the first stage."
-    ),
-    "last_stage_layers": click.option(
-        "--last-stage-layers", type=click.IntRange(1, 100_000), help="Layers of the last stage."
-    ),
-    "embedding_as_layer": click.option(
-        "--embedding-as-layer",
-        is_flag=True,
-        default=None,
-        help="Count the embedding as a layer where layers are spread over stages.",
-    ),
-    "loss_as_layer": click.option(
-        "--loss-as-layer", is_flag=True, default=None, help="Count the loss as a layer there."
-    ),
-    "dp": click.option("--dp", type=click.IntRange(1, 2**20), help="Data-parallel size."),
-    "zero": click.option(
-        "--zero",
-        type=click.IntRange(0, 3),
-        metavar="0-3",
-        help="What data-parallel ranks split: optimizer states (1), gradients too (2), weights "
-        "too (3).  [default: 0; of fsdp2 and megatron-fsdp 3]",
-    ),
-    "sharder": click.option(
-        "--sharder",
-        type=click.Choice(list(SHARDERS)),
-        help="Who splits.  [default: megatron, of --zero 2 and 3 deepspeed]",
-    ),
-    "shard_copies": click.option(
-        "--shard-copies",
-        type=click.IntRange(1, 2**20),
-        metavar="N",
-        help="Copies of what is split: hybrid sharding.  [default: 1]",
-    ),
-    "distributed_optimizer": click.option(
-        "--distributed-optimizer",
-        is_flag=True,
-        default=None,
-        help="Megatron's word for --zero 1.",
-    ),
-    "optimizer": click.option(
-        "--optimizer", type=click.Choice(list(OPTIMIZERS)), help="[default: adam]"
-    ),
-    "main_grads": click.option(
-        "--main-grads",
-        type=click.Choice(list(MAIN_GRADS)),
-        help="Type in which gradients are summed.  [default: fp32, DeepSpeed's as weights']",
-    ),
-    "main_params": click.option(
-        "--main-params",
-        type=click.Choice(list(MAIN_PARAMS)),
-        help="Type of the optimizer's own copy of narrow weights.  [default: fp32]",
-    ),
-    "moments": click.option(
-        "--moments", type=click.Choice(list(MOMENTS)), help="Type of moments.  [default: fp32]"
-    ),
-    "fp8_params": click.option(
-        "--fp8-params", is_flag=True, default=None, help="Weights are fp8, not only products."
-    ),
-    "frozen": click.option(
-        "--frozen",
-        metavar="PARTS",
-        help="Parts that are not trained: embedding, head or regions of --recompute, with commas.",
-    ),
-    "bucket": click.option(
-        "--bucket",
-        type=click.IntRange(1, 2**40),
-        metavar="N",
-        help="Elements of DeepSpeed's bucket of gradients.  [default: 500,000,000]",
-    ),
-    "cp": click.option("--cp", type=click.IntRange(1, 2**20), help="Context-parallel size."),
-    "cp_kind": click.option(
-        "--cp-kind", type=click.Choice(list(CONTEXT_KINDS)), help="How attention sees all tokens."
-    ),
-    "ep": click.option("--ep", type=click.IntRange(1, 2**20), help="Expert-parallel size."),
-    "etp": click.option(
-        "--etp",
-        type=click.IntRange(1, 2**20),
-        help="Tensor-parallel size of the experts.  [default: as --tp]",
-    ),
-    "imbalance": click.option(
-        "--imbalance",
-        type=float,
-        metavar="X",
-        help="Routed tokens of the busiest rank, over its even share.  [default: 1]",
-    ),
-    "gpu": click.option("--gpu", help="The GPU, by its name in `memcalc gpus`."),
-    "sp": click.option("--sp/--no-sp", default=None, help="Sequence parallelism beside --tp."),
-    "recompute": click.option(
-        "--recompute",
-        metavar="POLICY",
-        help="none, selective, full, save_linear, selective_op (torchtitan's), offload, a region "
-        "(core_attention, attention, cross_attention, mla_up, mlp, moe, expert_act, "
-        "shared_experts, norm, layer) or a word of "
-        "Megatron's --recompute-modules (core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, "
-        "shared_experts); several with commas.",
-    ),
-    "recompute_method": click.option(
-        "--recompute-method",
-        type=click.Choice(list(METHODS)),
-        help="What --recompute-layers counts, under full recomputation of pipeline stages.",
-    ),
-    "recompute_layers": click.option(
-        "--recompute-layers",
-        type=click.IntRange(0, 100_000),
-        metavar="N",
-        help="Layers recomputed together (uniform), or of each pipeline chunk (block).",
-    ),
-    "attention": click.option(
-        "--attention", type=click.Choice(ATTENTIONS), help="The attention kernel."
-    ),
-    "expert_products": click.option(
-        "--expert-products",
-        type=click.Choice(EXPERT_PRODUCTS),
-        help="One kernel for all experts, one product each, or one each routed token.  "
-        "[default: grouped]",
-    ),
-    "cross_entropy": click.option(
-        "--cross-entropy",
-        type=click.Choice(list(CROSS_ENTROPIES)),
-        help="How the loss is made.  [default: unfused]",
-    ),
-    "dropout": click.option(
-        "--dropout", type=float, metavar="P", help="Probability of every dropout."
-    ),
-    "precision": click.option(
-        "--precision", type=click.Choice(list(PRECISION_BYTES)), help="Type of activations."
-    ),
-    "implementation": click.option(
-        "--implementation", type=click.Choice(list(IMPLEMENTATIONS)), help="Whose kernels run."
-    ),
-    "accounting": click.option(
-        "--accounting",
-        type=click.Choice(list(ACCOUNTINGS)),
-        default="paper",
-        show_default=True,
-        help="paper leaves small buffers out; exact counts every byte.",
-    ),
-    "format": click.option(
-        "--format",
-        "format_",
-        type=click.Choice(FORMATS),
-        help="Output format.  [default: text, or by the suffix of -o]",
-    ),
-    "wide": click.option(
-        "--wide",
-        is_flag=True,
-        expose_value=False,
-        callback=lambda ctx, _, value: ctx.meta.update({WIDE: value}),
-        help="Show every column of the table, however wide the terminal is.",
-    ),
-    "output": click.option(
-        "-o", "--output", type=click.Path(path_type=Path), help="Write to a file, not to stdout."
-    ),
+def _words(*choices: Iterable[str]) -> Callable[..., list[CompletionItem]]:
+    """A completion of one word, or of the last of several with commas."""
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        words = [word for some in choices for word in some if word.startswith(last)]
+        return [CompletionItem(f"{before}{comma}{word}") for word in words]
+
+    return complete
+
+
+def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """A completion of MODEL: the catalogue's names, and files."""
+    known = [name for name in names() if name.startswith(incomplete.lower())]
+    return [*map(CompletionItem, known), CompletionItem(incomplete, type="file")]
+
+
+def complete_gpus(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """A completion of a GPU's name."""
+    known = [each.name for each in gpus() if each.name.startswith(incomplete.lower())]
+    return [CompletionItem(name) for name in known]
+
+
+# Heading of --help -> setting -> its option. A default is what holds where MODEL says nothing.
+_GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
+    "Model": {
+        "vocab_size": partial(
+            option,
+            "--vocab-size",
+            type=Whole(1, 2**31),
+            help="Vocabulary size before padding.  [default: the model's]",
+        ),
+    },
+    "Run": {
+        "run": partial(
+            option,
+            "--run",
+            metavar="FILE",
+            help="Take parallelism and run settings from FILE: DeepSpeed JSON, or any format of "
+            "MODEL.  [default: those of MODEL]",
+        ),
+        "seq_length": partial(
+            option,
+            "-s",
+            "--seq-length",
+            type=Whole(1, 2**31),
+            common=True,
+            help="Sequence length in tokens.  [default: the model's context length]",
+        ),
+        "micro_batch_size": partial(
+            option,
+            "-b",
+            "--micro-batch-size",
+            type=Whole(1, 2**24),
+            common=True,
+            help="Sequences per micro-batch.  [default: 1]",
+        ),
+        "global_batch_size": partial(
+            option,
+            "--global-batch-size",
+            type=Whole(1, 2**31),
+            common=True,
+            help="Sequences per optimizer step over all ranks.  "
+            "[default: enough to fill the pipeline]",
+        ),
+        "precision": partial(
+            option,
+            "--precision",
+            type=click.Choice(list(PRECISION_BYTES)),
+            help="Dtype of activations; with fp8, linears keep their inputs in 8 bits.  "
+            "[default: bf16]",
+        ),
+        "dropout": partial(
+            option,
+            "--dropout",
+            type=Number(),
+            metavar="P",
+            help="Probability of every dropout, from 0 to less than 1.  [default: 0]",
+        ),
+        "gpu": partial(
+            option,
+            "--gpu",
+            metavar="NAME",
+            common=True,
+            shell_complete=complete_gpus,
+            help="The GPU, by its name in `memcalc gpus`.  [default: none]",
+        ),
+    },
+    "Parallelism": {
+        "tp": partial(
+            option, "--tp", type=SIZE, common=True, help="Tensor-parallel size.  [default: 1]"
+        ),
+        "sp": partial(
+            option,
+            "--sp/--no-sp",
+            default=None,
+            common=True,
+            help="Sequence parallelism over the tensor-parallel ranks.  [default: off]",
+        ),
+        "cp": partial(option, "--cp", type=SIZE, help="Context-parallel size.  [default: 1]"),
+        "cp_kind": partial(
+            option,
+            "--cp-kind",
+            type=click.Choice(list(CONTEXT_KINDS)),
+            metavar="KIND",
+            help="How context parallelism exchanges keys and values: ring, all_gather, or "
+            "all_to_all (Ulysses).  [default: ring]",
+        ),
+        "ep": partial(option, "--ep", type=SIZE, help="Expert-parallel size.  [default: 1]"),
+        "etp": partial(
+            option,
+            "--etp",
+            type=SIZE,
+            help="Tensor-parallel size of the experts.  [default: as --tp]",
+        ),
+        "imbalance": partial(
+            option,
+            "--imbalance",
+            type=Number(),
+            help="Tokens routed to the busiest expert rank, as a multiple of a balanced share.  "
+            "[default: 1]",
+        ),
+        "dp": partial(
+            option, "--dp", type=SIZE, common=True, help="Data-parallel size.  [default: 1]"
+        ),
+    },
+    "Pipeline": {
+        "pp": partial(
+            option, "--pp", type=SIZE, common=True, help="Pipeline-parallel size.  [default: 1]"
+        ),
+        "vpp": partial(
+            option,
+            "--vpp",
+            type=SIZE,
+            help="Model chunks per pipeline rank; 2 or more interleave them.  [default: 1]",
+        ),
+        "schedule": partial(
+            option,
+            "--schedule",
+            type=click.Choice(list(SCHEDULES)),
+            metavar="NAME",
+            help=f"Pipeline schedule: {', '.join(SCHEDULES)}.  "
+            "[default: 1f1b; interleaved with --vpp]",
+        ),
+        "microbatch_group_size": partial(
+            option,
+            "--microbatch-group-size",
+            type=Whole(1, 2**31),
+            help="Interleaved schedule: micro-batches run through one model chunk before the "
+            "next.  [default: as --pp]",
+        ),
+        "layout": partial(
+            option,
+            "--layout",
+            metavar="CHUNKS",
+            help="Layers of each model chunk, as 1,2,2,3 or in Megatron's letters, as "
+            "Et|(tt|)*2tL.  [default: layers split evenly]",
+        ),
+        "first_stage_layers": partial(
+            option,
+            "--first-stage-layers",
+            type=Whole(1, 100_000),
+            help="Layers of the first stage.  [default: as the other stages]",
+        ),
+        "last_stage_layers": partial(
+            option,
+            "--last-stage-layers",
+            type=Whole(1, 100_000),
+            help="Layers of the last stage.  [default: as the other stages]",
+        ),
+        "embedding_as_layer": partial(
+            option,
+            "--embedding-as-layer",
+            is_flag=True,
+            default=None,
+            help="Count the embedding as one layer when layers are split over stages (Megatron: "
+            "--account-for-embedding-in-pipeline-split).  [default: off]",
+        ),
+        "loss_as_layer": partial(
+            option,
+            "--loss-as-layer",
+            is_flag=True,
+            default=None,
+            help="Count the loss as one layer when layers are split over stages (Megatron: "
+            "--account-for-loss-in-pipeline-split).  [default: off]",
+        ),
+    },
+    "Sharding and optimizer": {
+        "zero": partial(
+            option,
+            "--zero",
+            type=Whole(0, 3),
+            metavar="0-3",
+            common=True,
+            help="ZeRO stage: 0 nothing is sharded, 1 optimizer states, 2 gradients too, 3 weights "
+            "too.  [default: 0; 3 with --sharder fsdp2 or megatron-fsdp]",
+        ),
+        "sharder": partial(
+            option,
+            "--sharder",
+            type=click.Choice(list(SHARDERS)),
+            metavar="NAME",
+            help=f"Whose sharding to model: {', '.join(SHARDERS)}.  "
+            "[default: megatron; deepspeed for --zero 2 and 3]",
+        ),
+        "shard_copies": partial(
+            option,
+            "--shard-copies",
+            type=SIZE,
+            help="Replicas of each shard (hybrid sharding, HSDP).  [default: 1]",
+        ),
+        "distributed_optimizer": partial(
+            option,
+            "--distributed-optimizer",
+            is_flag=True,
+            default=None,
+            help="Same as --zero 1 --sharder megatron.  [default: off]",
+        ),
+        "optimizer": partial(
+            option,
+            "--optimizer",
+            type=click.Choice(list(OPTIMIZERS)),
+            help="Optimizer; adam is AdamW too.  [default: adam]",
+        ),
+        "main_grads": partial(
+            option,
+            "--main-grads",
+            type=click.Choice(list(MAIN_GRADS)),
+            help="Gradient accumulation dtype.  [default: fp32; the weights' dtype with DeepSpeed]",
+        ),
+        "main_params": partial(
+            option,
+            "--main-params",
+            type=click.Choice(list(MAIN_PARAMS)),
+            metavar="DTYPE",
+            help="Dtype of the master weights: fp32, fp16, remainder (the 16 bits that bf16 leaves "
+            "out), or none.  [default: fp32]",
+        ),
+        "moments": partial(
+            option,
+            "--moments",
+            type=click.Choice(list(MOMENTS)),
+            help="Dtype of the optimizer's moments.  [default: fp32]",
+        ),
+        "fp8_params": partial(
+            option,
+            "--fp8-params",
+            is_flag=True,
+            default=None,
+            help="Store weights in fp8 as well, not only GEMM inputs.  [default: off]",
+        ),
+        "frozen": partial(
+            option,
+            "--frozen",
+            metavar="PARTS",
+            shell_complete=_words(FROZEN),
+            help="Parts that are not trained: embedding, head, or regions of --recompute, "
+            "separated by commas.  [default: none]",
+        ),
+        "bucket": partial(
+            option,
+            "--bucket",
+            type=Whole(1, 2**40),
+            help="Elements in a gradient bucket of DeepSpeed.  [default: 500,000,000]",
+        ),
+    },
+    "Recomputation": {
+        "recompute": partial(
+            option,
+            "--recompute",
+            metavar="POLICY",
+            common="What backward recomputes: none, selective, full, or regions as mlp,norm.  "
+            "[default: none]",
+            shell_complete=_words(POLICIES, REGIONS, MEGATRON_MODULES),
+            help="What backward recomputes: none; selective; full; save_linear (all but GEMMs); "
+            "selective_op (torchtitan's); offload; regions (core_attention, attention, "
+            "cross_attention, mla_up, mlp, moe, expert_act, shared_experts, norm, layer); or "
+            "Megatron's --recompute-modules (core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, "
+            "shared_experts). Separate several with commas.  [default: none]",
+        ),
+        "recompute_method": partial(
+            option,
+            "--recompute-method",
+            type=click.Choice(list(METHODS)),
+            help="With --recompute full: what --recompute-layers counts.  [default: uniform]",
+        ),
+        "recompute_layers": partial(
+            option,
+            "--recompute-layers",
+            type=Whole(0, 100_000),
+            help="Layers per checkpoint (uniform), or layers recomputed in each model chunk "
+            "(block).  [default: 1 (uniform); all (block)]",
+        ),
+    },
+    "Kernels": {
+        "implementation": partial(
+            option,
+            "--implementation",
+            type=click.Choice(list(IMPLEMENTATIONS)),
+            metavar="NAME",
+            help=f"Which framework's layer to count: {', '.join(IMPLEMENTATIONS)}.  "
+            "[default: megatron; paper for the paper's models]",
+        ),
+        "attention": partial(
+            option,
+            "--attention",
+            type=click.Choice(ATTENTIONS),
+            help="Attention kernel.  [default: the implementation's]",
+        ),
+        "expert_products": partial(
+            option,
+            "--expert-products",
+            type=click.Choice(EXPERT_PRODUCTS),
+            metavar="KIND",
+            help="How expert GEMMs run: grouped (one GEMM for all experts), sequential (one per "
+            "expert), or batched (one over tokens).  [default: the implementation's]",
+        ),
+        "cross_entropy": partial(
+            option,
+            "--cross-entropy",
+            type=click.Choice(list(CROSS_ENTROPIES)),
+            metavar="KIND",
+            help="Cross-entropy kernel: unfused, native (Megatron-core), te (Transformer Engine), "
+            "or chunked (Liger).  [default: unfused]",
+        ),
+    },
+    "Output": {
+        "accounting": partial(
+            option,
+            "--accounting",
+            type=click.Choice(list(ACCOUNTINGS)),
+            default="paper",
+            help="paper leaves small buffers out; exact counts every byte.  [default: paper]",
+        ),
+        "format": partial(
+            option,
+            "--format",
+            "format_",
+            type=click.Choice(FORMATS),
+            metavar="FORMAT",
+            common=True,
+            help=f"Output format: {', '.join(FORMATS)}.  [default: by the suffix of -o, else text]",
+        ),
+        "wide": partial(
+            option,
+            "--wide",
+            is_flag=True,
+            expose_value=False,
+            callback=remember,
+            help="Show every column of the table, however wide the terminal is.  [default: off]",
+        ),
+        "output": partial(
+            option,
+            "-o",
+            "--output",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            common=True,
+            help="Write to FILE.  [default: stdout]",
+        ),
+        "force": partial(
+            option,
+            "--force",
+            is_flag=True,
+            expose_value=False,
+            callback=remember,
+            help="Let -o replace a file that is read.  [default: off]",
+        ),
+    },
 }
 
-model = click.argument("model")
+model = click.argument("model", shell_complete=_models)
+optional_model = click.argument("model", required=False, shell_complete=_models)
 RUN = ("run", "seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
 WHOLE = ("global_batch_size", "vocab_size")  # of an iteration of the whole model
 PIPELINE = (
@@ -237,22 +421,24 @@ SHARDS = (
 STATES = (*SHARDS, "optimizer", "main_params", "moments", "bucket")
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
-SHOW = ("wide", "format", "output")
+SHOW = ("wide", "format", "output", "force")
 
 
-def options(*names: str) -> Callable[[Command], Command]:
-    """A decorator that adds shared options, in this order, to a command."""
+def options(*names: str) -> Callable[[Decorated], Decorated]:
+    """A decorator that adds shared options to a command, in the order of --help."""
 
-    def add(command: Command) -> Command:
-        for name in reversed(names):
-            command = _OPTIONS[name](command)
+    def add(command: Decorated) -> Decorated:
+        for group, among in reversed(_GROUPED.items()):
+            for name in reversed(among):
+                if name in names:
+                    command = among[name](group=group)(command)
         return command
 
     return add
 
 
 def configure(target: str, settings: Mapping[str, Any], *unused: str) -> Config:
-    """The Config of MODEL and the options; its warnings go to stderr.
+    """The Config of MODEL and the options.
 
     Args:
         target: MODEL.
@@ -260,16 +446,22 @@ def configure(target: str, settings: Mapping[str, Any], *unused: str) -> Config:
         unused: A line for each option that has no effect on this command's answer.
     """
     config = load(target, **settings)
-    config = replace(config, unmodelled=(*config.unmodelled, *unused))
-    for warning in config.warnings:
-        click.echo(f"memcalc: warning: {warning}", err=True)
-    return config
+    return replace(config, unmodelled=(*config.unmodelled, *unused))
+
+
+def warn(notes: Iterable[str]) -> None:
+    """Print those notes that are warnings on stderr, for an answer that may not show its notes."""
+    for note in notes:
+        if note.startswith("warning: "):
+            say(f"memcalc: {note}")
 
 
 def show(report: Report, format_: str | None, output: Path | None) -> None:
     """Print a report, or write it to a file in the format asked for, or by the file's suffix.
 
-    Where the report has failures, they go to stderr and the exit status is 1.
+    Warnings are among the report's notes. Text on stdout shows them there and nowhere else; every
+    other output has them on stderr too, for nobody may read its notes. Where the report has
+    failures, they go to stderr and the exit status is 1.
     """
     suffix = output.suffix.lower() if output else ""
     if suffix in FIGURES:
@@ -277,20 +469,26 @@ def show(report: Report, format_: str | None, output: Path | None) -> None:
     if format_ is None and suffix and suffix not in SUFFIXES:
         hint = nearest(suffix, SUFFIXES)
         raise click.UsageError(f"no format is written as {suffix}; {hint}, or give --format")
-    wide = bool(click.get_current_context().meta.get(WIDE))
-    write(report.render(format_ or SUFFIXES.get(suffix, "text"), wide), output)
+    format_ = format_ or SUFFIXES.get(suffix, "text")
+    if format_ != "text" or not _is_stdout(output):
+        warn(report.notes)
+    write(report.render(format_, remembered("wide")), output)
     for failure in report.failures:
-        click.echo(f"memcalc: failed: {failure}", err=True)
+        say(f"memcalc: failed: {failure}")
     if report.failures:
         raise click.exceptions.Exit(1)
 
 
 def write(text: str, output: Path | None) -> None:
     """Print a text, or write it to a file, whole or not at all; the file ``-`` is stdout."""
-    if output is None or str(output) == "-":
+    if output is None or _is_stdout(output):
         click.echo(_printable(text), nl=False)
     else:
         files.write(output, text.encode())
+
+
+def _is_stdout(output: Path | None) -> bool:
+    return output is None or str(output) == "-"
 
 
 def _printable(text: str) -> str:
@@ -303,14 +501,19 @@ def _printable(text: str) -> str:
     return text
 
 
-def refused(*names: str, because: str) -> Callable[[Command], Command]:
-    """A decorator for options that other commands have and this one, for a reason, has not."""
+def refused(*names: str, because: str) -> Callable[[Decorated], Decorated]:
+    """A decorator for options that other commands have and this one, for a reason, has not.
+
+    Args:
+        names: The options.
+        because: The message, in which ``{option}`` is the option that was given.
+    """
 
     def refuse(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value is not None:
-            raise click.UsageError(f"{option.opts[0]} has no place here: {because}", ctx)
+            raise click.UsageError(because.format(option=option.opts[0]), ctx)
 
-    def add(command: Command) -> Command:
+    def add(command: Decorated) -> Decorated:
         for name in names:
             flag = name != "--recompute"
             command = click.option(

@@ -7,14 +7,26 @@ import click
 from click.core import ParameterSource
 
 from memcalc import figures, files
-from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, WHOLE, configure, options
+from memcalc.cli.command import Command, option
+from memcalc.cli.options import (
+    CHOICES,
+    KERNELS,
+    PIPELINE,
+    RUN,
+    STATES,
+    WHOLE,
+    configure,
+    optional_model,
+    options,
+    warn,
+)
 from memcalc.config import Config
 from memcalc.figures import backend
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("kind", type=click.Choice(list(figures.ALL)))
-@click.argument("model", required=False)
+@optional_model
 @options(
     *RUN,
     *WHOLE,
@@ -25,12 +37,15 @@ from memcalc.figures import backend
     "cross_entropy",
     "accounting",
     "gpu",
+    "force",
 )
-@click.option(
+@option(
     "-o",
     "--output",
+    metavar="FILE",
     type=click.Path(path_type=Path),
     required=True,
+    common=True,
     help="The figure's file: .png, .svg or .pdf.",
 )
 @click.pass_context
@@ -82,5 +97,7 @@ def plot(
     subject: Config | Path | None = None
     if model is not None:
         subject = Path(model) if kind in figures.RUNS else configure(model, settings)
+    if isinstance(subject, Config):
+        warn(f"warning: {line}" for line in subject.warnings)
     figure = figures.plot(kind, subject, accounting if kind in figures.ACCOUNTED else None)
     files.write(output, figures.encode(figure, output.suffix))

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 import memcalc
+from memcalc.cli.command import Command, option
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -14,6 +15,7 @@ from memcalc.cli.options import (
     SHOW,
     STATES,
     WHOLE,
+    complete_gpus,
     configure,
     model,
     options,
@@ -21,15 +23,23 @@ from memcalc.cli.options import (
 )
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/layers.md")
 @model
 @options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, "accounting", "gpu")
-@click.option(
+@option(
     "--fill",
     is_flag=True,
-    help="Rows of stages that keep as many micro-batches whole as the free memory holds.",
+    group="Recomputation",
+    help="Spend free memory: skip recomputation for as many in-flight micro-batches as fit. One "
+    "row per stage.  [default: off]",
 )
-@click.option("--budget", metavar="SIZE|GPU", help="The memory to fill.  [default: the GPU's]")
+@option(
+    "--budget",
+    metavar="SIZE|GPU",
+    group="Recomputation",
+    shell_complete=complete_gpus,
+    help="With --fill: the memory to fill, as 80GB, 80GiB or h100.  [default: the GPU's]",
+)
 @options(*SHOW)
 def recompute(
     model: str,
@@ -51,6 +61,6 @@ def recompute(
       memcalc recompute 530b --sp --recompute selective --fill --budget 80GB
     """
     if budget is not None and not fill:
-        raise click.UsageError("--budget has no meaning here without --fill")
+        raise click.UsageError("--budget needs --fill")
     report = memcalc.recompute(configure(model, settings), accounting, budget, fill)
     show(report, format_, output)

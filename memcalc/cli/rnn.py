@@ -8,8 +8,11 @@ import click
 
 import memcalc
 from memcalc.answers.rnn import SCOPES
+from memcalc.cli.command import Command, Number, Whole, option
 from memcalc.cli.options import SHOW, options, show
 from memcalc.config.recurrent import CELLS, KERNELS, PRECISIONS, OnChip
+
+COUNT = Whole(0, 2**63)  # bounds are those of the configuration
 
 # Option -> the scopes that ask for it, where not all do.
 ASKED: dict[str, tuple[str, ...]] = {
@@ -20,21 +23,17 @@ ASKED: dict[str, tuple[str, ...]] = {
 }
 
 
-@click.command()
-@click.option("--cell", type=click.Choice(CELLS), help="The cell.  [default: vanilla]")
-@click.option(
-    "--hidden-size", type=int, help="Width of a state.  [default: 2304, as Zhu et al. 2018]"
-)
-@click.option("--input-size", type=int, help="Width of a step's input.  [default: the hidden size]")
-@click.option("--layers", type=int, help="Cells on top of one another.  [default: 1]")
-@click.option("-b", "--batch-size", type=int, help="Sequences at once.  [default: 4]")
-@click.option(
-    "--precision", type=click.Choice(PRECISIONS), help="Type of activations.  [default: fp32]"
-)
-@click.option(
+@click.command(cls=Command, docs="docs/recurrent.md")
+@option("--cell", type=click.Choice(CELLS), help="The cell.  [default: vanilla]")
+@option("--hidden-size", type=COUNT, help="Width of a state.  [default: 2304, as Zhu et al. 2018]")
+@option("--input-size", type=COUNT, help="Width of a step's input.  [default: the hidden size]")
+@option("--layers", type=COUNT, help="Cells on top of one another.  [default: 1]")
+@option("-b", "--batch-size", type=COUNT, help="Sequences at once.  [default: 4]")
+@option("--precision", type=click.Choice(PRECISIONS), help="Type of activations.  [default: fp32]")
+@option(
     "--kernels", type=click.Choice(list(KERNELS)), help="Whose cells train.  [default: torch-cpu]"
 )
-@click.option(
+@option(
     "--scope",
     type=click.Choice(SCOPES),
     default="onchip",
@@ -42,45 +41,41 @@ ASKED: dict[str, tuple[str, ...]] = {
     help="What fits on a chip, what training keeps over time, what one step keeps, or the closed "
     "forms.",
 )
-@click.option("-s", "--seq-length", type=int, help="For training: time steps.")
-@click.option(
-    "--checkpoint-every", "every", type=int, metavar="K", help="For training: steps a checkpoint."
+@option("-s", "--seq-length", type=COUNT, help="For training: time steps.")
+@option(
+    "--checkpoint-every", "every", type=COUNT, metavar="K", help="For training: steps a checkpoint."
 )
-@click.option(
+@option(
     "--gpu",
     "gpus",
     multiple=True,
     help="A GPU, by its name in `memcalc gpus`; several, or `all`.  [default: p100]",
 )
-@click.option(
+@option(
     "--density",
     "densities",
-    type=float,
+    type=Number(),
     multiple=True,
     help="Share of weights that pruning leaves; several are allowed.  [default: 0.3]",
 )
-@click.option(
-    "--value-bytes", type=float, help="Bytes of a weight.  [default: 4; pruned, both 2 and 4]"
+@option(
+    "--value-bytes", type=Number(), help="Bytes of a weight.  [default: 4; pruned, both 2 and 4]"
 )
-@click.option(
-    "--index-bytes", type=float, help="Bytes of its index.  [default: as many as its value]"
-)
-@click.option("--usable", type=float, help="Share of registers for weights.  [default: 1]")
-@click.option("--sms", type=int, help="Multiprocessors of the kernel.  [default: all]")
-@click.option(
+@option("--index-bytes", type=Number(), help="Bytes of its index.  [default: as many as its value]")
+@option("--usable", type=Number(), help="Share of registers for weights.  [default: 1]")
+@option("--sms", type=COUNT, help="Multiprocessors of the kernel.  [default: all]")
+@option(
     "--activation-bytes",
-    type=float,
+    type=Number(),
     help="Bytes of an element of the states in shared memory; 0: not there.  [default: 4]",
 )
-@click.option(
-    "--shared-bytes", type=int, help="Shared memory of a multiprocessor.  [default: the GPU's]"
+@option(
+    "--shared-bytes", type=COUNT, help="Shared memory of a multiprocessor.  [default: the GPU's]"
 )
-@click.option(
-    "--sync", "sync_seconds", type=float, metavar="SECONDS", help="A step's grid-wide wait."
-)
-@click.option("--l2-bandwidth", type=float, metavar="BYTES", help="A second, from L2.")
-@click.option(
-    "--peak-flops", type=float, help="FLOP/s of the GPU.  [default: fp32 without tensor cores]"
+@option("--sync", "sync_seconds", type=Number(), metavar="SECONDS", help="A step's grid-wide wait.")
+@option("--l2-bandwidth", type=Number(), metavar="BYTES", help="A second, from L2.")
+@option(
+    "--peak-flops", type=Number(), help="FLOP/s of the GPU.  [default: fp32 without tensor cores]"
 )
 @options(*SHOW)
 def rnn(scope: str, format_: str | None, output: Path | None, **settings: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from memcalc.cli.command import Command, option
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
 from memcalc.lazy import resolve
 
@@ -12,26 +13,31 @@ DEVICES = ("meta", "cpu", "cuda")
 AGAINST = ("own", "megatron", "torch", "transformers")
 
 
-@click.command()
+@click.command(cls=Command, docs="docs/pytorch.md")
 @model
 @options(*RUN, *CHOICES, *KERNELS)
-@click.option(
+@option(
     "--device",
     type=click.Choice(DEVICES),
-    help="meta: full size, nothing is allocated; cpu: real tensors, a process a rank; cuda: real "
-    "tensors at full size, a GPU a rank.  [default: cuda if there is a GPU, else cpu and meta]",
+    common=True,
+    help="meta: full size, nothing is allocated; cpu: real tensors, one process per rank; cuda: "
+    "real tensors at full size, one GPU per rank.  [default: cuda with a GPU, else cpu and meta]",
 )
-@click.option("--full-size", is_flag=True, help="On the CPU, the model's own size.")
-@click.option(
+@option("--full-size", is_flag=True, help="On the CPU, keep the model's own sizes.  [default: off]")
+@option(
     "--against",
     type=click.Choice(AGAINST),
     default="own",
-    show_default=True,
-    help="Whose layer runs: memcalc's own, Megatron-core's local one, one that torch's DTensor "
-    "splits, or Hugging Face's.",
+    metavar="NAME",
+    common=True,
+    help="Whose layer runs: own (memcalc's), megatron (Megatron-core's local layers), torch "
+    "(sharded by DTensor), or transformers (Hugging Face's).  [default: own]",
 )
-@click.option(
-    "--time", "timed", is_flag=True, help="How long the layer takes under each policy, instead."
+@option(
+    "--time",
+    "timed",
+    is_flag=True,
+    help="Instead, time the layer under each recompute policy.  [default: off]",
 )
 @options(*SHOW)
 def validate(

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import platform
 import re
 import stat
 import subprocess
@@ -327,7 +328,7 @@ class TestFormats:
         assert outcome.out == "\\frac{34sbh}{t}\n"
 
     def test_every_format_has_its_renderer(self):
-        assert {*FORMATS} == {*RENDERERS} - {"html"}
+        assert {*FORMATS} == {*RENDERERS}
 
 
 class TestOutput:
@@ -375,17 +376,21 @@ class TestOutput:
 
 USAGE = [
     ("lyer 22b", "no command 'lyer'; did you mean 'layer'"),
-    ("layer", "Missing argument 'MODEL'"),
+    ("layer", "MODEL is missing: usage: memcalc layer [OPTIONS] MODEL; try `memcalc layer -h`"),
     ("layer 175", "did you mean '175b'"),
-    ("layer 22b --tpp 8", "No such option '--tpp'"),
+    ("layer 22b --tpp 8", "no option --tpp; did you mean --tp?"),
     ("layer 22b --tp 7", "tensor parallel 7 does not divide heads 64"),
-    ("layer 22b --tp 0", "0 is not in the range"),
-    ("layer 22b -s -5", "-5 is not in the range"),
-    ("layer 22b -s 1e3", "'1e3' is not a valid integer"),
-    ("layer 22b -s 999999999999999999999", "is not in the range"),
-    ("layer 22b --sp", "--sp has no place here: the techniques are this table's rows"),
-    ("layer 22b --no-sp", "--no-sp has no place here"),
-    ("layer 22b --recompute full", "--recompute has no place here"),
+    ("layer 22b --tp 0", "--tp must be a whole number from 1 to 1,048,576, not '0'"),
+    ("layer 22b -s -5", "--seq-length must be a whole number from 1 to"),
+    ("layer 22b -s 1e3", "--seq-length must be a whole number from 1 to"),
+    ("layer 22b -s 999999999999999999999", "--seq-length must be a whole number from 1 to"),
+    ("layer 22b -s 1_0", "to 2,147,483,648, not '1_0'"),
+    ("layer 22b -s ٨", "to 2,147,483,648, not '٨'"),
+    ("rnn --hidden-size 1_0", "--hidden-size must be a whole number"),
+    ("memory 22b --imbalance 1_0", "--imbalance must be a number, not '1_0'"),
+    ("layer 22b --sp", "layer always lists every technique; drop --sp, or use `memcalc ledger --"),
+    ("layer 22b --no-sp", "drop --no-sp, or use `memcalc ledger --no-sp`"),
+    ("layer 22b --recompute full", "drop --recompute, or use `memcalc ledger --recompute`"),
     ("plot techniques 22b --sp -o x.png", "--sp has no place here"),
     ("ledger 22b --recompute slective", "did you mean 'selective'"),
     ("ledger 22b --sp -s 1023", "sequence parallel 8 does not divide sequence length 1023"),
@@ -394,26 +399,29 @@ USAGE = [
     ("ledger 22b --dropout nan", "dropout must be a number"),
     ("ledger 22b --accounting sloppy", "'sloppy' is not one of"),
     ("ledger 22b --format yaml", "'yaml' is not one of"),
-    ("formula 22b --latex --format csv", "two answers to one question"),
+    ("formula 22b --latex --format csv", "--latex and --format contradict each other"),
     ("layer /", "/: the folder has no config.json"),
     ("layer nowhere/config.json", "no such file"),
     ("plot techniqes 22b -o x.png", "'techniqes' is not"),
     ("plot techniques 22b -o x.gif", "written as .png, .svg or .pdf, not as .gif"),
     ("plot techniques 22b -o picture", "not as a file without suffix"),
     ("plot techniques 22b", "Missing option '-o'"),
-    ("models extra", "unexpected extra argument"),
+    ("models 22b extra", "unexpected extra argument"),
+    ("models 22b --show 22b", "MODEL and --show are the same; give one of them"),
+    ("recompute 22b --budget 80GB", "--budget needs --fill"),
     ("plot stages -o x.png", "the figure stages needs a model"),
     ("plot paper-1 22b -o x.png", "the figure paper-1 has models of its own"),
     ("layer 22b -o table.png", "a table is not written as .png"),
     ("layer 22b -o table.jsn", "no format is written as .jsn; did you mean '.json'?"),
     ("layer 22b -s 2047", "the row tensor+sequence: sequence parallel 8 does not divide"),
-    ("layer 22b --recompute=", "--recompute has no place here"),
+    ("layer 22b --recompute=", "layer always lists every technique; drop --recompute"),
     ("ledger 22b --recompute none,full", "recompute none contradicts full"),
     ("ledger llama-3-8b --implementation transformers-eager --attention flash", "choose the other"),
     ("flops 22b --iteration-time 0", "an iteration's time is a number of seconds from"),
     ("flops 22b --iteration-time 1e-320", "an iteration's time is a number of seconds from"),
-    ("flops 22b --iteration-time inf", "an iteration's time is a number of seconds from"),
-    ("flops 22b --iteration-time nan", "an iteration's time is a number of seconds from"),
+    ("flops 22b --iteration-time 1e999", "an iteration's time is a number of seconds from"),
+    ("flops 22b --iteration-time inf", "--iteration-time must be a number, not 'inf'"),
+    ("flops 22b --iteration-time nan", "--iteration-time must be a number, not 'nan'"),
     ("flops 22b --gpus 8", "has no meaning without an iteration's time"),
     ("plot paper-1 --tp 4 -o x.png", "paper-1 has models of its own: tp has no place here"),
     ("formula --paper li2021 --tp 4", "a paper's formulas take no options"),
@@ -492,7 +500,12 @@ class TestHelp:
         assert "Usage: memcalc" in outcome.err
 
     def test_version(self, memcalc):
-        assert memcalc("--version").out == f"memcalc, version {version('activation-memcalc')}\n"
+        found = re.fullmatch(
+            r"memcalc (\S+) \(Python (\S+), torch (\S+|is not installed)\)\n",
+            memcalc("--version").out,
+        )
+        assert found[1] == version("activation-memcalc")
+        assert found[2] == platform.python_version()
         assert library.__version__ == version("activation-memcalc")
 
     def test_the_lazy_tables_name_what_is_there(self):
@@ -549,10 +562,41 @@ class TestProcess:
         assert (done.returncode, done.stderr) == (0, "")
         assert "6,752" in done.stdout
 
-    def test_a_closed_stdout_is_no_traceback(self, tmp_path):
-        command = f"exec {sys.executable} -m memcalc layer 22b >&-"
+    @pytest.mark.parametrize("line", ["layer 22b", "--help", "layer -h", "--version"])
+    def test_an_answer_that_a_closed_stdout_loses_is_an_error(self, tmp_path, line):
+        command = f"exec {sys.executable} -m memcalc {line} >&-"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+        expected = "memcalc: the answer cannot be printed: Bad file descriptor\n"
+        assert (done.returncode, done.stderr) == (2, expected)
+
+    def test_a_file_needs_no_stdout(self, tmp_path):
+        command = f"exec {sys.executable} -m memcalc layer 22b -o x.csv >&-"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / "x.csv").read_text() == library.layer(load("22b")).render("csv")
+
+    @pytest.mark.parametrize(
+        ("line", "status"),
+        [
+            ("layer nope 2>&-", 2),
+            ("layer nope >&- 2>&-", 2),
+            ("layer 22b >&- 2>&-", 2),
+            ("ledger llama-3-8b --sp -o x.json 2>&-", 0),
+            ("layer nope 2>/dev/full", 2),
+            ("ledger llama-3-8b --sp --json 2>/dev/full", 0),
+        ],
+    )
+    def test_a_closed_stderr_changes_no_status(self, tmp_path, line, status):
+        command = f"exec {sys.executable} -m memcalc {line}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (status, "")
+
+    def test_a_reader_of_stderr_that_leaves_changes_no_status(self, tmp_path):
+        read, write = os.pipe()
+        os.close(read)
+        done = self.run("layer", "nope", stdout=write, stderr=write, cwd=tmp_path)
+        os.close(write)
+        assert done.returncode == 2
 
     def test_a_figure_needs_no_window_and_takes_any_name(self, tmp_path):
         config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 64}

@@ -1,0 +1,271 @@
+"""A command: help in groups, a short help, names that people know, and errors that lead on."""
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, TypeVar
+
+import click
+
+from memcalc.cli import names
+
+GROUPS = (
+    *("Model", "Run", "Parallelism", "Pipeline", "Sharding and optimizer"),
+    *("Recomputation", "Kernels", "Output"),
+)
+INPUTS = ("model", "target", "run", "file")  # parameters that name a file to read
+
+LEFT_OUT = (
+    "An option left out takes its value from MODEL's file or catalogue entry; [default: ...] is "
+    "what holds where that says nothing."
+)
+OTHER_NAMES = (
+    "Other tools' names work too: Megatron-LM's (--tensor-model-parallel-size, "
+    "--use-distributed-optimizer), Hugging Face's (--gradient-checkpointing, --bf16), and "
+    "--seq-len, --mbs, --gbs, --zero-stage, --json."
+)
+COLUMN = 26  # the width of the options' names in help
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+class Option(click.Option):
+    """An option with the heading of --help under which it stands.
+
+    Args:
+        group: The heading: one of ``GROUPS``, or a command's own.
+        common: Whether -h shows it too, or the shorter help that it shows.
+    """
+
+    def __init__(
+        self, *args: Any, group: str = "Output", common: bool | str = False, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.group, self.common = group, common
+
+
+def option(*declarations: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
+    """A decorator that adds an ``Option``."""
+    return click.option(*declarations, cls=Option, **attributes)
+
+
+class Whole(click.ParamType[int]):
+    """A whole number between two bounds, in ASCII digits."""
+
+    name = "N"
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least, self.most = least, most
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """How help writes the value."""
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; no other digits, spaces or underscores."""
+        if isinstance(value, int):
+            return value
+        if re.fullmatch(r"-?[0-9]{1,30}", value) and self.least <= int(value) <= self.most:
+            return int(value)
+        bounds = f"from {self.least:,} to {self.most:,}"
+        raise _unlike(f"a whole number {bounds}", value, param, ctx)
+
+
+class Number(click.ParamType[float]):
+    """A number in ASCII, with or without a point or an exponent."""
+
+    name = "X"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """How help writes the value."""
+        return self.name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; what bounds it has, whoever uses it knows."""
+        if isinstance(value, (int, float)):
+            return value
+        if re.fullmatch(r"-?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?", value):
+            return float(value)
+        raise _unlike("a number", value, param, ctx)
+
+
+def _unlike(
+    what: str, value: str, param: click.Parameter | None, ctx: click.Context | None
+) -> click.UsageError:
+    name = max(param.opts, key=len) if param else "a value"
+    shown = repr(value) if len(value) <= 40 else f"{value[:20]!r}... of {len(value)} characters"
+    return click.UsageError(f"{name} must be {what}, not {shown}", ctx)
+
+
+def _brief(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        assert isinstance(ctx.command, Command)
+        click.echo(ctx.command.brief_help(ctx))
+        ctx.exit()
+
+
+def remember(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    """A callback of a flag that no command asks for itself; ``remembered`` does."""
+    ctx.meta[f"memcalc.{option.name}"] = value
+
+
+def remembered(flag: str) -> bool:
+    """Whether a flag was given to the command that runs."""
+    return bool(click.get_current_context().meta.get(f"memcalc.{flag}"))
+
+
+BRIEF = click.Option(
+    ["-h", "brief_help"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_brief,
+    help="Show a short help and exit.",
+)
+
+
+class Command(click.Command):
+    """A command of memcalc.
+
+    Args:
+        docs: The page of documentation that --help points to.
+    """
+
+    def __init__(self, *args: Any, docs: str = "README.md", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context_settings["help_option_names"] = ["--help"]  # -h is the short one
+        self.docs = docs
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters, with those for help last."""
+        *own, full = super().get_params(ctx)
+        return [*own, BRIEF, full]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, with the names that people know; errors lead to the right option."""
+        known = {name for each in self.get_params(ctx) for name in _names(each)}
+        args = names.canonical(args, known)
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.NoSuchOption as error:
+            wrong = names.written(error.option_name, args)
+            shown = {name for each in _visible(self, ctx) for name in _names(each)}
+            hint = names.hint(wrong, shown, ctx.command_path)
+            raise click.UsageError(f"no option {wrong}; {hint}", ctx) from error
+        except click.MissingParameter as error:
+            if not isinstance(error.param, click.Argument):
+                raise
+            usage = " ".join((ctx.command_path, *self.collect_usage_pieces(ctx)))
+            raise click.UsageError(
+                f"{error.param.human_readable_name} is missing: usage: {usage}; "
+                f"try `{ctx.command_path} -h`",
+                ctx,
+            ) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run, unless the output would replace a file that is read."""
+        output, force = ctx.params.get("output"), remembered("force")
+        for name in INPUTS:
+            if output and not force and _same(ctx.params.get(name), output):
+                raise click.UsageError(
+                    f"-o {output} would replace the input file; choose another name, or add "
+                    "--force",
+                    ctx,
+                )
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options under their headings."""
+        options = _visible(self, ctx)
+        if any(each.name == "seq_length" and each.group == "Run" for each in _own(options)):
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(LEFT_OUT)
+        groups = dict.fromkeys((*(each.group for each in _own(options)), GROUPS[-1]))
+        for group in sorted(groups, key=lambda name: GROUPS.index(name) if name in GROUPS else -1):
+            rows = _rows(ctx, [each for each in options if _group(each) == group])
+            _write(formatter, group, rows)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What other names work, and where the documentation is."""
+        formatter.write_paragraph()
+        if any(each.name == "tp" for each in self.params):
+            formatter.write_text(OTHER_NAMES)
+            formatter.write_paragraph()
+        formatter.write_text(f"Documentation: {self.docs} of memcalc's repository.")
+
+    def brief_help(self, ctx: click.Context) -> str:
+        """The usage, what the command answers, the options most used, and examples."""
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        options = _visible(self, ctx)
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        examples = [text for text in paragraphs if "Examples:" in text]
+        for text in (paragraphs[0], *examples):
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(text)
+        rows = [
+            (name, each.common if isinstance(each.common, str) else text)
+            for each in _own(options)
+            if each.common
+            for name, text in _rows(ctx, [each])
+        ]
+        _write(formatter, "Options most used", rows)
+        formatter.write_paragraph()
+        formatter.write_text(f"`{ctx.command_path} --help` shows all {len(options)} options.")
+        return formatter.getvalue().rstrip("\n")
+
+
+def _visible(command: click.Command, ctx: click.Context) -> list[click.Option]:
+    return [
+        each
+        for each in command.get_params(ctx)
+        if isinstance(each, click.Option) and not each.hidden
+    ]
+
+
+def _own(options: Iterable[click.Option]) -> list[Option]:
+    return [each for each in options if isinstance(each, Option)]
+
+
+def _group(option: click.Option) -> str:
+    return option.group if isinstance(option, Option) else GROUPS[-1]
+
+
+def _names(param: click.Parameter) -> list[str]:
+    return [*param.opts, *param.secondary_opts]
+
+
+def _rows(ctx: click.Context, options: Iterable[click.Option]) -> list[tuple[str, str]]:
+    """The names and the help of options."""
+    return [record for each in options if (record := each.get_help_record(ctx))]
+
+
+def _write(formatter: click.HelpFormatter, heading: str, rows: list[tuple[str, str]]) -> None:
+    """Write a section; unlike click's own, it never breaks a name at its hyphens."""
+    width = formatter.width - COLUMN - 4
+    with formatter.section(heading):
+        for name, text in rows:
+            lines = wrap(text, width, break_on_hyphens=False, break_long_words=False)
+            if len(name) > COLUMN:
+                lines.insert(0, "")
+            for left, right in zip_longest([name], lines, fillvalue=""):
+                formatter.write(f"  {left:{COLUMN}}  {right}".rstrip() + "\n")
+
+
+def _same(source: Any, output: Path) -> bool:
+    """Whether a path that is read, or the configuration of a folder, is the file to be written."""
+    if not isinstance(source, (str, Path)):
+        return False
+    try:
+        candidates = (source, Path(source) / "config.json")
+        return any(os.path.samefile(each, output) for each in candidates if os.path.exists(each))
+    except (OSError, ValueError):  # the output does not exist yet
+        return False

@@ -1,0 +1,188 @@
+"""Names of options that people know from other tools, and what leads from a wrong one on."""
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+
+from memcalc.lazy import resolve
+
+# A name that other tools have -> what it is here: an option, or an option with its value.
+ALIASES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("--tensor-model-parallel-size", "--tensor-parallel-size", "--tensor-parallel"), ("--tp",)
+    ),
+    **dict.fromkeys(
+        ("--pipeline-model-parallel-size", "--pipeline-parallel-size", "--pipeline-parallel"),
+        ("--pp",),
+    ),
+    **dict.fromkeys(
+        (
+            "--virtual-pipeline-model-parallel-size",
+            "--num-virtual-stages-per-pipeline-rank",
+            "--virtual-stages",
+        ),
+        ("--vpp",),
+    ),
+    **dict.fromkeys(("--context-parallel-size", "--context-parallel"), ("--cp",)),
+    **dict.fromkeys(
+        ("--expert-model-parallel-size", "--expert-parallel-size", "--expert-parallel"), ("--ep",)
+    ),
+    **dict.fromkeys(("--expert-tensor-parallel-size", "--expert-tensor-parallel"), ("--etp",)),
+    **dict.fromkeys(("--data-parallel-size", "--data-parallel"), ("--dp",)),
+    "--sequence-parallel": ("--sp",),
+    "--no-sequence-parallel": ("--no-sp",),
+    **dict.fromkeys(
+        (
+            *("--seq", "--seq-len", "--seqlen", "--sequence-length", "--context-length"),
+            *("--max-seq-len", "--max-seq-length"),
+        ),
+        ("--seq-length",),
+    ),
+    **dict.fromkeys(
+        ("--mbs", "--micro-batch", "--per-device-train-batch-size"), ("--micro-batch-size",)
+    ),
+    **dict.fromkeys(("--gbs", "--global-batch", "--train-batch-size"), ("--global-batch-size",)),
+    "--vocab": ("--vocab-size",),
+    "--zero-stage": ("--zero",),
+    "--use-distributed-optimizer": ("--distributed-optimizer",),
+    "--main-grads-dtype": ("--main-grads",),
+    "--main-params-dtype": ("--main-params",),
+    "--gradient-checkpointing": ("--recompute", "full"),
+    "--recompute-activations": ("--recompute", "selective"),
+    "--recompute-granularity": ("--recompute",),
+    "--recompute-num-layers": ("--recompute-layers",),
+    "--microbatch-group-size-per-virtual-pipeline-stage": ("--microbatch-group-size",),
+    "--pipeline-model-parallel-layout": ("--layout",),
+    "--decoder-first-pipeline-num-layers": ("--first-stage-layers",),
+    "--decoder-last-pipeline-num-layers": ("--last-stage-layers",),
+    "--account-for-embedding-in-pipeline-split": ("--embedding-as-layer",),
+    "--account-for-loss-in-pipeline-split": ("--loss-as-layer",),
+    **dict.fromkeys(
+        ("--flash", "--flash-attn", "--flash-attention", "--use-flash-attn"),
+        ("--attention", "flash"),
+    ),
+    "--dtype": ("--precision",),
+    "--bf16": ("--precision", "bf16"),
+    "--fp16": ("--precision", "fp16"),
+    "--fp32": ("--precision", "fp32"),
+    "--json": ("--format", "json"),
+    "--csv": ("--format", "csv"),
+}
+
+_BATCH = "use --micro-batch-size (per forward pass of a rank) or --global-batch-size (per step)"
+_GPUS = "the number of GPUs is --tp x --pp x --cp x --dp; set --dp"
+_SIZES = "the model's sizes come from MODEL; for others, write a JSON file (see README.md)"
+_OFFLOAD = (
+    "offloading of parameters and optimizer states is not modelled; of activations, it is "
+    "--recompute offload"
+)
+_LORA = "adapters are not modelled; --frozen names parts that are not trained"
+_FSDP = "use --zero 3 --sharder fsdp2 (or megatron-fsdp)"
+_TALK = "messages are as short as they get; `memcalc memory --explain` shows every part"
+
+# A name of something that has no single option here -> what to do instead.
+CONCEPTS = {
+    **dict.fromkeys(("--batch", "--batch-size", "--bs"), _BATCH),
+    **dict.fromkeys(
+        ("--world-size", "--num-gpus", "--gpus", "--nproc-per-node", "--ngpus", "--n-gpus"), _GPUS
+    ),
+    "--nodes": _GPUS,
+    "--nnodes": _GPUS,
+    **dict.fromkeys(
+        (
+            *("--layers", "--num-layers", "--hidden", "--hidden-size", "--ffn-hidden-size"),
+            *("--heads", "--num-attention-heads", "--num-query-groups", "--num-experts"),
+        ),
+        _SIZES,
+    ),
+    "--model": "MODEL is an argument, without an option: `memcalc memory 175b`",
+    "--config": "MODEL is an argument, without an option: `memcalc memory config.json`",
+    **dict.fromkeys(("--lora", "--qlora", "--peft", "--lora-rank"), _LORA),
+    **dict.fromkeys(("--offload", "--cpu-offload", "--optimizer-cpu-offload"), _OFFLOAD),
+    **dict.fromkeys(("--fsdp", "--fsdp2", "--use-torch-fsdp2", "--use-megatron-fsdp"), _FSDP),
+    "--ddp": "plain data parallelism is the default (--zero 0); set --dp",
+    "--deepspeed": "use --zero with --sharder deepspeed, or --run with its JSON file",
+    **dict.fromkeys(("--verbose", "--debug", "--quiet"), _TALK),
+    **dict.fromkeys(
+        ("--gradient-accumulation-steps", "--grad-accum", "--num-microbatches"),
+        "use --global-batch-size: the steps x --micro-batch-size x --dp",
+    ),
+    "--num-layers-per-virtual-pipeline-stage": "use --vpp: model chunks per pipeline rank",
+    "--recompute-modules": "use --recompute with the modules, as --recompute mlp,layernorm",
+    "--attention-backend": "use --attention flash or --attention unfused",
+    **dict.fromkeys(("--fp8", "--fp8-format"), "use --precision fp8"),
+    **dict.fromkeys(("--vram", "--memory", "--gpu-memory"), "use --budget of `memcalc memory`"),
+    **dict.fromkeys(("--hardware", "--device"), "use --gpu"),
+}
+
+
+def canonical(args: Iterable[str], known: Collection[str]) -> list[str]:
+    """A command line with other tools' names as the command's own, and _ in names as -.
+
+    >>> canonical(["22b", "--seq_len=8", "--bf16"], {"--seq-length", "--precision"})
+    ['22b', '--seq-length=8', '--precision', 'bf16']
+    """
+    found: list[str] = []
+    rest = iter(args)
+    for word in rest:
+        if word == "--":
+            return [*found, word, *rest]
+        name, equals, value = word.partition("=")
+        dashed = name.replace("_", "-")
+        own, *its_value = ALIASES.get(dashed, (dashed,))
+        if not name.startswith("--") or name in known or (its_value and equals):
+            found.append(word)
+        elif dashed in known or own in known:
+            found += [f"{dashed if dashed in known else own}{equals}{value}", *its_value]
+        else:
+            found.append(word)
+    return found
+
+
+def written(name: str, args: Iterable[str]) -> str:
+    """The unknown option as it was written: of ``-tp 8``, click names ``-t`` alone."""
+    if name.startswith("--"):
+        return name
+    return next((word.partition("=")[0] for word in args if word.startswith(name)), name)
+
+
+def hint(wrong: str, known: Collection[str], command: str) -> str:
+    """What leads from an unknown option to the right one, or says that there is none.
+
+    >>> hint("--tpp", {"--tp", "--pp"}, "memcalc layer")
+    'did you mean --tp?'
+    >>> hint("--lora", {"--sp", "--frozen"}, "memcalc memory")
+    'adapters are not modelled; --frozen names parts that are not trained'
+    """
+    name = f"--{wrong.lstrip('-').replace('_', '-').lower()}"
+    if wrong != name and name in known:
+        return f"did you mean {name}?"
+    if name in CONCEPTS:
+        return CONCEPTS[name]
+    if others := _commands_with(ALIASES.get(name, (name,))[0]):
+        more = " and others" if len(others) > 3 else ""
+        return f"`memcalc {'`, `memcalc '.join(others[:3])}`{more} have it"
+    starts = [each for each in sorted(known) if len(name) > 4 and each.startswith(name)]
+    close = starts or _close(name.lstrip("-"), known)
+    return f"did you mean {' or '.join(close)}?" if close else f"`{command} --help` lists all"
+
+
+def _close(word: str, known: Collection[str]) -> list[str]:
+    """The options whose names, or other tools' names for them, look like a word."""
+    spelled = {each.lstrip("-"): each for each in known if each.startswith("--")}
+    spelled |= {
+        alias.lstrip("-"): " ".join(here) for alias, here in ALIASES.items() if here[0] in known
+    }
+    return list(dict.fromkeys(spelled[each] for each in get_close_matches(word, spelled, 3, 0.7)))
+
+
+def _commands_with(name: str) -> list[str]:
+    """The commands that have an option."""
+    commands = resolve("memcalc.cli.main:COMMANDS")
+    return [
+        command
+        for command, (reference, _) in commands.items()
+        if any(
+            name in each.opts and not getattr(each, "hidden", False)
+            for each in resolve(reference).params
+        )
+    ]
