@@ -238,7 +238,11 @@ def _setting_notes(config: Config) -> Iterator[str]:
     if run.optimizer == "muon":
         yield "not counted: what muon's step works with, a few copies of one matrix at a time"
     if left_out := unknown(config):
-        yield f"not counted: workspaces of {' and '.join(left_out)}, which hang on the GPU (--gpu)"
+        names = " and ".join(left_out)
+        why = "depend on the GPU model: pass --gpu"
+        if run.gpu is not None:
+            why = "are known for NVIDIA GPUs only, as are the CUDA context and NCCL"
+        yield f"not counted: workspaces of {names}, which {why}"
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
         yield f"the embedding's table stands on {_ranges(tied)} too"

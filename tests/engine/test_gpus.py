@@ -235,9 +235,14 @@ class TestCommands:
         else:
             assert outcome.document["rows"][0]["mfu_percent"] > 0
 
-    def test_workspaces_of_an_amd_gpu_are_not_counted_and_named(self):
+    def test_workspaces_of_an_amd_gpu_are_not_counted_and_named(self, memcalc):
         config = load("llama-3-8b", implementation="megatron", gpu="mi300x")
         assert unknown(config) == ["cuBLAS", "Transformer Engine"]
+        line = "memory llama-3-8b -s 512 --implementation megatron --gpu mi300x --format json"
+        assert (
+            "not counted: workspaces of cuBLAS and Transformer Engine, which are known for NVIDIA "
+            "GPUs only, as are the CUDA context and NCCL"
+        ) in memcalc(line).document["notes"]
 
     @pytest.mark.parametrize(
         ("name", "pytorch", "cublas", "engine"),

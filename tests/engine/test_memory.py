@@ -175,7 +175,7 @@ class TestRows:
             ("megatron", "cuBLAS and Transformer Engine"),
             ("megatron-local", "cuBLAS"),
         ):
-            note = f"not counted: workspaces of {names}, which hang on the GPU (--gpu)"
+            note = f"not counted: workspaces of {names}, which depend on the GPU model: pass --gpu"
             without = memcalc(f"{line} {implementation} --format json").document["notes"]
             assert note in without
             known = memcalc(f"{line} {implementation} --gpu h100 --format json").document["notes"]
