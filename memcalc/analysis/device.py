@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memcalc.analysis import activations, buffers, segments, stages, walk
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
-from memcalc.analysis.stages import Held, chunks, layer_sizes
+from memcalc.analysis.stages import Held, chunks, layer_sizes, recomputing_nothing
 from memcalc.analysis.states import buckets, states, unsplit
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.embedding import embedding_graph
@@ -231,7 +231,7 @@ def _together(config: Config, names: Sequence[str]) -> list[int]:
     number = config.run.recompute_layers or 1
     if config.run.recompute_method != "uniform" or number == 1:
         return [0] * len(names)
-    everything = replace(config, run=config.run.recomputing("none"))
+    everything = recomputing_nothing(config)
     kept = layer_sizes(config, names, "exact")
     until = [0, *accumulate(layer_bytes(everything, "exact", kind) for kind in names)]
     starts = [i - i % number for i in range(len(names))]

@@ -6,7 +6,9 @@ flight, and often recompute none.
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 from memcalc.analysis import flops
@@ -64,10 +66,11 @@ def fill(config: Config, number: int, free: int) -> Filled:
     window = in_flight(config, number)
     base = stage(config, number, "exact").total
 
+    @cache
     def more(whole: int) -> int:
         return stage(config, number, "exact", whole=whole).total - base if whole else 0
 
-    whole = bisect_left(range(1, window + 1), free + 1, key=more)
+    whole = _most(window, free, more)
     parallel, policy = config.parallel, config.run.policy
     micro = config.microbatches // parallel.copies  # through each chunk
     layers = recomputed_on(config, number).items()
@@ -77,3 +80,20 @@ def fill(config: Config, number: int, free: int) -> Filled:
     turns, rest = divmod(passes, window)
     kept = turns * whole + min(rest, whole)
     return Filled(window, whole, more(whole), again, Fraction(kept, passes))
+
+
+def _most(window: int, free: int, more: Callable[[int], int]) -> int:
+    """The largest number up to a window that adds at most what is free.
+
+    What is added is nearly in proportion to the number, so a guess comes first.
+
+    >>> _most(10, 69, lambda whole: 10 * whole), _most(10, 1000, lambda whole: 10 * whole)
+    (6, 10)
+    """
+    if (whole := more(window)) <= free:
+        return window
+    guess = max(0, free) * window // whole
+    first, last = (guess + 1, window) if more(guess) <= free else (1, guess)
+    if more(first) > free:
+        return first - 1
+    return first - 1 + bisect_left(range(first, last + 1), free + 1, key=more)

@@ -8,8 +8,10 @@ before waits for, and those of its weights, which nobody waits for (Qi et al. 20
 2401.10241, section 2).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from memcalc.config import Parallel
@@ -22,7 +24,16 @@ BACKWARD_INPUTS = "inputs"
 BACKWARD_WEIGHTS = "weights"
 SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v", "dualpipe")  # schedules with the two halves apart
 
-MOST_IN_FLIGHT = 100_000  # micro-batches that GPipe may have
+# The most passes that are walked, over all stages: interleaved, 128 stages of 16 chunks each; 1F1B,
+# 1,024 stages. Real pipelines need far fewer, and more would take seconds.
+MOST_PASSES = 2**21
+MOST_DRAWN = 2**18  # of a timeline, which holds all of them at once
+MOST_FILLED = 2**18  # where they are walked again for each number of micro-batches kept whole
+
+# A schedule repeats itself once the pipeline is full, so that of many micro-batches some rounds are
+# walked. A round has as many micro-batches as stages; interleaved, it is a group of micro-batches.
+ROUNDS = {"1f1b": 1, "interleaved": 3}
+MOST_ROUNDS = 4  # of the other schedules, and of a timeline
 
 
 class Step(NamedTuple):
@@ -78,36 +89,25 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     >>> shown(one_f_one_b(0, 2, 3))
     'f0 f1 b0 f2 b1 b2'
     """
-    warmup = min(stages - stage - 1, microbatches)
-    forwards = (Step(FORWARD, i) for i in range(microbatches))
-    backwards = (Step(BACKWARD, i) for i in range(microbatches))
-    return _in_turns(warmup, forwards, backwards)
+    return _in_turns(stages - stage - 1, microbatches, 1, microbatches)
 
 
 def interleaved(
     stage: int, stages: int, microbatches: int, chunks: int, group: int | None = None
 ) -> Iterator[Step]:
-    """Interleaved 1F1B: of several chunks, groups of micro-batches run through each in turn.
+    """Interleaved 1F1B: groups of micro-batches run through each of several chunks in turn.
 
-    Narayanan et al. 2021, section 2.2; the warm-up is Megatron-core's (pipeline_parallel/
-    schedules.py): ``2(p - S - 1) + (m - 1)g`` chunks at stage S, counted from 0, with g
-    micro-batches in a group: p of them, unless more are asked for. (Versions before 2024 warm up
-    with all chunks where there are just p micro-batches.)
+    Narayanan et al. 2021, section 2.2. The warm-up is that of Megatron-core
+    (pipeline_parallel/schedules.py): ``2(p - S - 1) + (m - 1)g`` passes on stage S, counted from 0,
+    with g micro-batches per group: p, unless more are asked for. (Versions before 2024 run all
+    forward passes as warm-up where there are exactly p micro-batches.)
 
     >>> shown(interleaved(1, 2, 2, 2))
     'f0 f1 f0.1 b0.1 f1.1 b1.1 b0 b1'
     """
     group = group or stages
-
-    def chunked(phase: str, order_: Sequence[int]) -> Iterator[Step]:
-        for first in range(0, microbatches, group):
-            for chunk in order_:
-                for i in range(first, min(first + group, microbatches)):
-                    yield Step(phase, i, chunk)
-
-    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * group, chunks * microbatches)
-    forwards = chunked(FORWARD, range(chunks))
-    return _in_turns(warmup, forwards, chunked(BACKWARD, range(chunks)[::-1]))
+    warmup = 2 * (stages - stage - 1) + (chunks - 1) * group
+    return _in_turns(warmup, microbatches, chunks, group)
 
 
 def zb_h1(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
@@ -221,34 +221,65 @@ def dualpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     yield from late
 
 
-def order(parallel: Parallel, stage: int, microbatches: int) -> Iterator[Step]:
-    """The order of a stage, by the schedule that the pipeline runs.
+def order(
+    parallel: Parallel, stage: int, microbatches: int, most: int = MOST_PASSES
+) -> Iterator[Step]:
+    """The order of work of a stage, by the schedule of the pipeline.
 
-    A steady pipeline repeats itself, so of many micro-batches only as many are walked as change
-    what a stage holds: some rounds of the pipeline, and the rest of the last one.
+    A full pipeline repeats itself. So of many micro-batches only so many are walked that more of
+    them would not change what a stage holds.
 
     Raises:
-        ConfigError: The schedule cannot run so many micro-batches.
+        ConfigError: The schedule cannot run so many micro-batches, or there are more than ``most``
+            passes to walk over all stages.
 
     >>> shown(order(Parallel(pp=2, vpp=2), 1, 2)) == shown(interleaved(1, 2, 2, 2))
     True
     """
+    walked = _walked(parallel, microbatches, ROUNDS.get(parallel.order, MOST_ROUNDS))
+    if (number := passes(parallel, walked)) > most:
+        raise _too_long(parallel, number, most)
+    return _order(parallel, stage, walked)
+
+
+def passes(parallel: Parallel, microbatches: int) -> int:
+    """The passes, over all stages, of so many micro-batches.
+
+    >>> passes(Parallel(pp=4, vpp=2), 8)
+    128
+    """
+    if parallel.order == "zb-v":  # whose order is that of a full pipeline, less what is not there
+        microbatches = max(microbatches, 2 * parallel.pp - 1)
+    return (3 if parallel.order in SPLIT_BACKWARD else 2) * parallel.chunks * microbatches
+
+
+def _too_long(parallel: Parallel, number: int, most: int) -> ConfigError:
+    return ConfigError(
+        f"schedule {parallel.order} over {parallel.pp} stages ({parallel.chunks} model chunks) has "
+        f"{number} forward and backward passes to walk, more than {most}: use a smaller --pp, "
+        "--vpp, --microbatch-group-size or --global-batch-size"
+    )
+
+
+def _walked(parallel: Parallel, microbatches: int, rounds: int) -> int:
+    """Of so many micro-batches, how many are walked in some rounds."""
+    if parallel.order == "gpipe":  # all of them are in flight
+        return microbatches
+    if parallel.order == "interleaved":
+        return min(microbatches, rounds * parallel.group + microbatches % parallel.group)
+    return min(microbatches, rounds * parallel.pp * parallel.copies)
+
+
+def _order(parallel: Parallel, stage: int, microbatches: int) -> Iterator[Step]:
+    """The order of a stage for exactly so many micro-batches."""
     p, name = parallel.pp, parallel.order
     if name == "gpipe":
-        if microbatches > MOST_IN_FLIGHT:
-            raise ConfigError(
-                f"schedule gpipe has all of {microbatches} micro-batches in flight: at most "
-                f"{MOST_IN_FLIGHT} are counted"
-            )
         return gpipe(microbatches)
-    turn = 2 * p if name == "dualpipe" else parallel.group
-    walked = min(microbatches, ROUNDS * turn + microbatches % turn)
     if name == "interleaved":
-        return interleaved(stage, p, walked, parallel.vpp, turn)
-    return _PLAIN[name](stage, p, walked)
+        return interleaved(stage, p, microbatches, parallel.vpp, parallel.group)
+    return _PLAIN[name](stage, p, microbatches)
 
 
-ROUNDS = 4  # of a pipeline, after which it repeats itself
 _PLAIN = {
     "1f1b": one_f_one_b,
     "zb-h1": zb_h1,
@@ -296,18 +327,22 @@ def peak(
     >>> peak(one_f_one_b(0, 4, 100), lambda chunk: 1)
     {0: InFlight(whole=4, waiting=0)}
     """
-    weights: dict[int, tuple[int, int]] = {}
-    held: dict[int, list[int]] = {}
-    total, most, at_most = 0, -1, {}
-    for phase, _, chunk in steps:
-        if chunk not in held:
-            held[chunk], weights[chunk] = [0, 0], (weight(chunk), waiting(chunk))
-        for i in (0, 1):
-            held[chunk][i] += _CHANGE[phase][i]
-            total += _CHANGE[phase][i] * weights[chunk][i]
-        if total > most:
-            most, at_most = total, {chunk: InFlight(*counts) for chunk, counts in held.items()}
-    return at_most
+    keys: dict[tuple[str, int], tuple[str, int]] = {}  # one tuple of a kind, for many steps
+    work = [keys.setdefault(key := (phase, chunk), key) for phase, _, chunk in steps]
+    sizes = {
+        (phase, chunk): _CHANGE[phase].whole * weight(chunk)
+        + _CHANGE[phase].waiting * waiting(chunk)
+        for phase, chunk in keys
+    }
+    most = max(accumulate(map(sizes.__getitem__, work)), default=0)
+    totals = enumerate(accumulate(map(sizes.__getitem__, work)), 1)
+    until = next((number for number, total in totals if total == most), 0)
+    held: dict[int, InFlight] = {}
+    for (phase, chunk), times in Counter(work[:until]).items():
+        change, before = _CHANGE[phase], held.get(chunk, InFlight())
+        whole = before.whole + times * change.whole
+        held[chunk] = InFlight(whole, before.waiting + times * change.waiting)
+    return held
 
 
 def kept_whole(steps: Iterable[Step], whole: int, window: int, chunks: int) -> Iterator[Step]:
@@ -321,11 +356,11 @@ def kept_whole(steps: Iterable[Step], whole: int, window: int, chunks: int) -> I
     'f0.1 f1 b0.1 f2.1 b1 f3 b2.1 b3'
     """
     keeps: dict[tuple[int, int], int] = {}
-    for step in steps:
-        key = (step.microbatch, step.chunk)
-        if step.phase == FORWARD:
+    for phase, microbatch, chunk in steps:
+        key = (microbatch, chunk)
+        if phase == FORWARD:
             keeps[key] = chunks if len(keeps) % window < whole else 0
-        yield step._replace(chunk=step.chunk + keeps[key])
+        yield Step(phase, microbatch, chunk + keeps[key])
 
 
 class Timed(NamedTuple):
@@ -344,7 +379,8 @@ def timeline(parallel: Parallel, microbatches: int) -> list[list[Timed]]:
     >>> [timed.start for timed in timeline(Parallel(pp=2), 2)[1]]
     [1, 2, 4, 5]
     """
-    orders = [list(order(parallel, stage, microbatches)) for stage in range(parallel.pp)]
+    walked = _drawn(parallel, microbatches)
+    orders = [list(_order(parallel, stage, walked)) for stage in range(parallel.pp)]
     at = [places(parallel, stage) for stage in range(parallel.pp)]
     ends: dict[tuple[str, int, int], int] = {}
     found: list[list[Timed]] = [[] for _ in orders]
@@ -365,7 +401,11 @@ def timeline(parallel: Parallel, microbatches: int) -> list[list[Timed]]:
                 key = BACKWARD if step.phase == BACKWARD_INPUTS else step.phase
                 ends[key, step.microbatch, place] = done[-1].end
                 moved.append(stage)
-        assert moved, "the orders of the stages wait for one another"
+        if not moved:
+            raise ConfigError(
+                f"schedule {parallel.order} deadlocks with {microbatches} micro-batches over "
+                f"{parallel.pp} stages: give another --global-batch-size"
+            )
         waiting = [stage for stage in waiting if len(found[stage]) < len(orders[stage])]
     return found
 
@@ -392,13 +432,34 @@ def _needs(step: Step, place: int, chunks: int) -> Iterator[tuple[str, int, int]
         yield FORWARD, i, place
 
 
-def _in_turns(warmup: int, forwards: Iterator[Step], backwards: Iterator[Step]) -> Iterator[Step]:
+def _drawn(parallel: Parallel, microbatches: int) -> int:
+    """How many micro-batches a timeline has: of a long pipeline fewer rounds, but at least one."""
+    for rounds in range(MOST_ROUNDS, 0, -1):
+        walked = _walked(parallel, microbatches, rounds)
+        if (number := passes(parallel, walked)) <= MOST_DRAWN:
+            return walked
+    raise _too_long(parallel, number, MOST_DRAWN)
+
+
+def _in_turns(warmup: int, microbatches: int, chunks: int, group: int) -> Iterator[Step]:
     """So many forwards, then one forward and one backward in turns, then the rest backward."""
-    yield from islice(forwards, warmup)
-    for forward in forwards:
-        yield forward
-        yield next(backwards)
-    yield from backwards
+    forwards = _passes(FORWARD, microbatches, range(chunks), group)
+    backwards = _passes(BACKWARD, microbatches, range(chunks)[::-1], group)
+    pairs = zip(forwards[warmup:], backwards, strict=False)
+    rest = backwards[max(0, len(forwards) - warmup) :]
+    return chain(forwards[:warmup], chain.from_iterable(pairs), rest)
+
+
+@lru_cache(2)  # stages differ in their warm-up alone
+def _passes(phase: str, microbatches: int, chunks: range, group: int) -> tuple[Step, ...]:
+    """The passes of a phase, a group of micro-batches through one chunk after another."""
+    firsts = range(0, microbatches, group)
+    return tuple(
+        Step(phase, i, chunk)
+        for first in firsts
+        for chunk in chunks
+        for i in range(first, min(first + group, microbatches))
+    )
 
 
 def _late_weights(warmup: int, late: int, microbatches: int) -> Iterator[Step]:

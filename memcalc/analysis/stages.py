@@ -3,11 +3,21 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from memcalc.analysis import activations
 from memcalc.analysis.layers import layer_bytes, layer_waiting
-from memcalc.analysis.schedule import SPLIT_BACKWARD, kept_whole, order, peak, places
+from memcalc.analysis.schedule import (
+    MOST_FILLED,
+    MOST_PASSES,
+    SPLIT_BACKWARD,
+    kept_whole,
+    order,
+    peak,
+    places,
+)
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MTP, kind_of, kinds
@@ -84,9 +94,9 @@ def stage(
     """
     parallel = config.parallel
     weights = chunk_weights(config, number, accounting, frees_outputs)
-    steps = order(parallel, number, config.microbatches)
+    steps = order(parallel, number, config.microbatches, MOST_FILLED if whole else MOST_PASSES)
     if whole:
-        everything = replace(config, run=config.run.recomputing("none"))
+        everything = recomputing_nothing(config)
         window = in_flight(config, number)
         steps = kept_whole(steps, whole, window, len(weights))
         weights += chunk_weights(everything, number, accounting, frees_outputs)
@@ -135,26 +145,40 @@ def chunk_weights(
         For each chunk, what is held until its backward, and what from there until the gradients of
         its weights are made, where a schedule makes them later.
     """
-    parallel = config.parallel
-    splits = parallel.order in SPLIT_BACKWARD
-    found = []
-    for place, names in zip(places(parallel, number), chunks(config, number), strict=True):
-        first, last = place == 0, place == parallel.chunks - 1
-        heads = (1 + config.model.mtp_layers) if last else 0
-        head = head_graph(config) if last else None
-        output = 0 if frees_outputs or last else output_bytes(config)
-        whole = Weight(
-            chunk_bytes(config, names, accounting),
-            _bytes(embedding_graph(config), accounting) if first else 0,
-            heads * _bytes(head, accounting) if head else 0,
-            output,
+    last = config.parallel.chunks - 1
+    return [
+        _chunk_weights(config, names, place == 0, place == last, accounting, frees_outputs)
+        for place, names in zip(
+            places(config.parallel, number), _of_stage(config, number), strict=True
         )
-        late = Weight(
-            sum(layer_waiting(config, kind) for kind in names) if splits else 0,
-            head=heads * activations.waiting(head) if head and splits else 0,
-        )
-        found.append((whole, late))
-    return found
+    ]
+
+
+@lru_cache(256)
+def _chunk_weights(
+    config: Config,
+    names: tuple[str, ...],
+    first: bool,
+    last: bool,
+    accounting: str,
+    frees_outputs: bool,
+) -> tuple[Weight, Weight]:
+    """The same of one chunk: its layers, and whether it has the embedding or the head."""
+    splits = config.parallel.order in SPLIT_BACKWARD
+    heads = (1 + config.model.mtp_layers) if last else 0
+    head = head_graph(config) if last else None
+    output = 0 if frees_outputs or last else output_bytes(config)
+    whole = Weight(
+        chunk_bytes(config, names, accounting),
+        _bytes(embedding_graph(config), accounting) if first else 0,
+        heads * _bytes(head, accounting) if head else 0,
+        output,
+    )
+    late = Weight(
+        sum(layer_waiting(config, kind) for kind in names) if splits else 0,
+        head=heads * activations.waiting(head) if head and splits else 0,
+    )
+    return whole, late
 
 
 def chunks(config: Config, stage: int) -> list[list[str]]:
@@ -167,14 +191,25 @@ def chunks(config: Config, stage: int) -> list[list[str]]:
     >>> [len(names) for stage in range(4) for names in chunks(uneven, stage)]
     [6, 12, 12, 18]
     """
-    spread = config.parallel.spread(layers_of(config.model), config.model.mtp_layers)
-    found = []
-    for place in places(config.parallel, stage):
-        start = sum(chunk.layers for chunk in spread[:place])
-        numbers = range(start, start + spread[place].layers)
-        kinds_ = [kind_of(config, number) for number in numbers]
-        found.append(kinds_ + [MTP] * spread[place].further)
-    return found
+    return [list(names) for names in _of_stage(config, stage)]
+
+
+def _of_stage(config: Config, stage: int) -> list[tuple[str, ...]]:
+    found = _all_chunks(config)
+    return [found[place] for place in places(config.parallel, stage)]
+
+
+@lru_cache(16)
+def _all_chunks(config: Config) -> tuple[tuple[str, ...], ...]:
+    """The kinds of the layers of every chunk of the pipeline, in its order."""
+    layers = layers_of(config.model)
+    kinds_ = [kind_of(config, number) for number in range(layers)]
+    spread = config.parallel.spread(layers, config.model.mtp_layers)
+    ends = list(accumulate(chunk.layers for chunk in spread))
+    return tuple(
+        (*kinds_[end - chunk.layers : end], *[MTP] * chunk.further)
+        for chunk, end in zip(spread, ends, strict=True)
+    )
 
 
 def chunk_bytes(config: Config, names: Sequence[str], accounting: str) -> int:
@@ -194,7 +229,7 @@ def layer_sizes(config: Config, names: Sequence[str], accounting: str) -> list[i
     [48, 0, 48]
     """
     run, number = config.run, config.run.recompute_layers or 1
-    everything = replace(config, run=run.recomputing("none"))
+    everything = recomputing_nothing(config)
     by_blocks = run.recompute_method == "block" and run.recompute_layers is not None
     sizes = []
     for place, kind in enumerate(names):
@@ -204,6 +239,12 @@ def layer_sizes(config: Config, names: Sequence[str], accounting: str) -> list[i
         else:  # number 1 is every layer alone
             sizes.append(0 if place % number else layer_bytes(config, accounting, kind))
     return sizes
+
+
+@lru_cache(16)
+def recomputing_nothing(config: Config) -> Config:
+    """The same run without recomputation."""
+    return replace(config, run=config.run.recomputing("none"))
 
 
 def recomputed_layers(config: Config) -> dict[str, int]:
