@@ -21,6 +21,7 @@ from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MTP, layer_graph
 from memcalc.config import PRECISION_BYTES, Config, Run, fields
 from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS
+from memcalc.errors import ConfigError
 
 EMBEDDING, HEAD = "embedding", "head"
 
@@ -40,6 +41,8 @@ MUON = "Megatron-core optimizer/muon.py: matrices that are no embedding and no h
 TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows and by columns"
 REDUCED = "PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce"
 BUCKETS = "DeepSpeed runtime/zero/stage_1_and_2.py, backward: ipg_buffer of reduce_bucket_size"
+# Weights of a rank that are laid out one by one; DeepSeek-V3 whole on one rank has 50,000.
+MOST_WEIGHTS = 2**18
 DEEPSPEED_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
 DEEPSPEED_SUB_GROUP = 10**9  # elements that its stage 3 steps at once: default sub_group_size
 
@@ -200,6 +203,9 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
     They are made before anything else, in Megatron-core's order: the weights; their buffers, which
     hold a model's parameters from the last to the first; a master copy of each, or of a shard.
 
+    Raises:
+        ConfigError: A rank holds too many weights.
+
     >>> from memcalc.config import load
     >>> [part.name for part in unsplit(load("gpt2"), 0)]
     ['unsplit blocks of states']
@@ -208,7 +214,13 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
     if parallel.sharder != "megatron" or config.run.environment.expandable_segments:
         return
     shards = tuple(shard_ranks(config, expert) for expert in (False, True)) if parallel.zero else ()
-    size = _unsplit(tuple(_in_order(config, stage)), recipe(config.run), shards)
+    weights = tuple(_in_order(config, stage))
+    if (number := sum(alike for _, _, alike in weights)) > MOST_WEIGHTS:
+        raise ConfigError(
+            f"a rank of stage {stage} holds {number} weights, of which at most {MOST_WEIGHTS} are "
+            "laid out in memory: use a larger --ep or --pp"
+        )
+    size = _unsplit(weights, recipe(config.run), shards)
     if size:
         yield Part("unsplit blocks of states", size, "buffers", "framework-dependent", SEGMENTS)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.config import fields
+from memcalc.config import fields, pipeline
 from memcalc.errors import ConfigError
 
 NORMS = ("layernorm", "rmsnorm")
@@ -200,7 +200,7 @@ class Model:
         fields.settle(self)
         fields.text("name", self.name)
         fields.text("source", self.source)
-        fields.whole("layers", self.layers, 100_000)
+        fields.whole("layers", self.layers, pipeline.MOST)
         fields.whole("hidden_size", self.hidden_size, 2**24)
         fields.whole("heads", self.heads, 2**20)
         self._derive("kv_heads", self.heads)
@@ -283,7 +283,7 @@ class Model:
         """Refuse an encoder-decoder of another form than T5's."""
         if self.encoder_layers is None:
             return
-        fields.whole("encoder_layers", self.encoder_layers, 100_000)
+        fields.whole("encoder_layers", self.encoder_layers, pipeline.MOST)
         other = {
             f"block {self.block}": self.block != "pre_norm",
             "learned positions": self.position == "learned",

@@ -229,7 +229,8 @@ class Parallel:
     def __post_init__(self) -> None:
         fields.settle(self)
         fields.word("cp_kind", self.cp_kind, CONTEXT_KINDS)
-        for name in ("tp", "pp", "vpp", "dp", "cp", "ep"):
+        fields.whole("pp", self.pp, pipeline.MOST_STAGES)
+        for name in ("tp", "vpp", "dp", "cp", "ep"):
             fields.whole(name, getattr(self, name), 2**20)
         fields.whole("etp", self.expert_tp, 2**20)
         for name in ("sp", "embedding_as_layer", "loss_as_layer"):

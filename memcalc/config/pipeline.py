@@ -22,7 +22,10 @@ SCHEDULES = {
 TWO_CHUNKS = ("zb-v", "dualpipe")  # schedules whose ranks have two chunks
 FROM_BOTH_ENDS = ("dualpipe",)  # schedules that have every chunk on two ranks
 
-MOST = 100_000  # layers, or chunks, of a layout
+# Large models have some 200 layers, DeepNet (arXiv 2203.00555) 1,000, and pipelines up to 128
+# stages. Each layer and stage is walked: with more than these an answer would take seconds.
+MOST = 4096  # layers of a stack of a model, or model chunks of a pipeline
+MOST_STAGES = 1024
 
 
 class Chunk(NamedTuple):

@@ -38,8 +38,8 @@ def draw(config: Config, accounting: str) -> Figure:
         bars(axes, config, accounting)
         return figure
     figure, (above, below) = style.sheets(2, height=6.6)
+    over_time(below, config, accounting)  # first: it refuses schedules that are too long
     bars(above, config, accounting)
-    over_time(below, config, accounting)
     return figure
 
 

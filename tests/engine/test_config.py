@@ -26,7 +26,7 @@ def test_sizes_that_are_not_said_follow():
         ({"hidden_size": 10**30}, "not a number of more than 20 digits"),
         ({"heads": 8.0}, "heads must be a whole number"),
         ({"heads": True}, "heads must be a whole number from 1 to 1048576, not True"),
-        ({"layers": "2"}, "layers must be a whole number from 1 to 100000, not '2'"),
+        ({"layers": "2"}, "layers must be a whole number from 1 to 4096, not '2'"),
         ({"heads": 7}, "heads 7 does not divide hidden_size 64"),
         ({"kv_heads": 3}, "kv_heads 3 does not divide heads 8"),
         ({"kv_heads": 16}, "kv_heads 16 does not divide heads 8"),

@@ -384,7 +384,7 @@ class TestSplits:
             ({"pp": 4, "layout": "tE|t|t|L"}, "must be written in E"),
             ({"pp": 4, "layout": "Et|t|tL|"}, "L in its last"),
             ({"pp": 4, "layout": "E|tmt|L"}, "before those of multi-token prediction"),
-            ({"pp": 4, "layout": "(t*99999|)*99999L"}, "at most 100000"),
+            ({"pp": 4, "layout": "(t*99999|)*99999L"}, "at most 4096"),
             ({"pp": 2, "layout": [1, -1]}, "must be the layers of each chunk"),
             ({"pp": 2, "layout": "Et*48mL|L"}, "must be written in E"),
             ({"pp": 4, "first_stage_layers": 7}, "stages between 3 does not divide layers left"),
