@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.lazy import resolve
 
-__version__ = "0.1.0"
+__version__ = "0.6.0"
 
 if TYPE_CHECKING:
     from memcalc.analysis.layers import layer_bytes, layer_entries

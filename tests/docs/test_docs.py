@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,19 @@ def test_every_public_name_is_documented():
         assert name in README, name
 
 
-def test_the_changelog_speaks_of_this_version():
-    assert f"## {library.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+def test_the_changelog_has_releases_with_dates_and_entries_the_newest_being_this_version():
+    _, *releases = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    heads = [
+        re.fullmatch(r"(\d+)\.(\d+)\.(\d+) \((\d{4}-\d\d-\d\d)\)", release.partition("\n")[0])
+        for release in releases
+    ]
+    assert all(heads)
+    versions = [tuple(map(int, head.groups()[:3])) for head in heads]
+    assert versions == sorted(set(versions), reverse=True)
+    dates = [date.fromisoformat(head[4]) for head in heads]
+    assert dates == sorted(dates, reverse=True)
+    assert all(re.search(r"^- \S", release, re.MULTILINE) for release in releases)
+    assert ".".join(map(str, versions[0])) == library.__version__
 
 
 def test_every_file_that_the_guide_names_is_there():
