@@ -115,6 +115,14 @@ def format_flops(value: float) -> str:
     return _sentence("flops", value)
 
 
+def in_scale(value: float, scale: tuple[str, int]) -> str:
+    """A value in a given scale, for a sentence beside a table of that scale.
+
+    >>> in_scale(3 * MIB, ("GiB", GIB)), in_scale(2109 * MIB, ("GiB", GIB))
+    ('0.0029 GiB', '2.06 GiB')
+    """
+    return f"{column([value], scale[1])[0]} {scale[0]}"
+
+
 def _sentence(unit: str, value: float) -> str:
-    name, scale = common_scale(unit, [value])
-    return f"{column([value], scale)[0]} {name}"
+    return in_scale(value, common_scale(unit, [value]))

@@ -1,7 +1,7 @@
-"""Micro-batch-level recomputation: as many micro-batches kept whole as the free memory holds.
+"""Micro-batch-level recomputation: as many micro-batches as fit are not recomputed.
 
-Korthikanti et al. 2022, appendix C: of the micro-batches that a stage has in flight some keep all
-their activations, the others are recomputed, and the window moves on. Later stages have fewer in
+Korthikanti et al. 2022, appendix C: of the micro-batches that a stage has in flight, some keep all
+their activations and the others are recomputed; the window moves on. Later stages have fewer in
 flight, and often recompute none.
 """
 
@@ -20,14 +20,14 @@ from memcalc.errors import UsageError
 
 
 class Filled(NamedTuple):
-    """What one stage keeps whole.
+    """Which passes of one stage are not recomputed.
 
     Attributes:
-        window: Passes that are in flight at once, of all its chunks.
-        whole: How many of as many in a row keep all.
-        bytes: What that adds to its peak, on one rank.
-        recomputed: FLOPs that an iteration would recompute, over all ranks.
-        share: The share of its passes that keep all, and recompute nothing.
+        window: The most passes in flight, over all its model chunks.
+        whole: How many of each window keep all activations.
+        bytes: What they add to its peak, per rank.
+        recomputed: FLOPs recomputed per iteration without them, over all ranks.
+        share: The share of its passes that keep all activations.
     """
 
     window: int
@@ -38,17 +38,17 @@ class Filled(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """FLOPs of them that it need not recompute."""
+        """FLOPs that are not recomputed, of these."""
         return round(self.recomputed * self.share)
 
 
 def fill(config: Config, number: int, free: int) -> Filled:
-    """What a stage can keep whole of its micro-batches.
+    """How many micro-batches in flight a stage need not recompute.
 
     Args:
         config: A run that recomputes something.
         number: The stage, counted from 0.
-        free: The bytes that its peak leaves free on one rank.
+        free: Free bytes at its peak, per rank.
 
     Raises:
         UsageError: Nothing is recomputed.
@@ -60,9 +60,7 @@ def fill(config: Config, number: int, free: int) -> Filled:
     ((17, 35), (1, 1))
     """
     if config.run.policy == POLICIES["none"]:
-        raise UsageError(
-            "no micro-batch needs to be kept whole where nothing is recomputed: give --recompute"
-        )
+        raise UsageError("--fill needs --recompute: it skips recomputation where memory is free")
     window = in_flight(config, number)
     base = stage(config, number, "exact").total
 
@@ -72,7 +70,7 @@ def fill(config: Config, number: int, free: int) -> Filled:
 
     whole = _most(window, free, more)
     parallel, policy = config.parallel, config.run.policy
-    micro = config.microbatches // parallel.copies  # through each chunk
+    micro = config.microbatches // parallel.copies  # per model chunk
     layers = recomputed_on(config, number).items()
     again = sum(n * flops.recomputed(layer_graph(config, kind=kind), policy) for kind, n in layers)
     again *= micro * parallel.dp

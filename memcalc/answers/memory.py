@@ -1,6 +1,6 @@
-"""``memory``: a GPU at every pipeline stage, part by part at its peak, and whether that fits."""
+"""``memory``: memory per GPU at every pipeline stage, and whether it fits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -8,28 +8,32 @@ from memcalc import symbols
 from memcalc.analysis import fill as filling
 from memcalc.analysis.buffers import unknown
 from memcalc.analysis.device import Phase, StageMemory, device
-from memcalc.analysis.headroom import headroom, on_driver, reserved
+from memcalc.analysis.headroom import Headroom, headroom
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
 from memcalc.analysis.schedule import SPLIT_BACKWARD
 from memcalc.analysis.states import copies, recipe
-from memcalc.answers.notes import batch_note, notes, recomputation, setting
+from memcalc.answers.notes import batch_note, notes, recomputation, whole_setting
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
-from memcalc.config.gpus import gpu, is_gpu
+from memcalc.config.gpus import gpu, is_gpu, smallest
 from memcalc.config.parallel import SHARDERS, ZERO
 from memcalc.config.pipeline import SCHEDULES
 from memcalc.config.run import UNBALANCED
 from memcalc.errors import UsageError
 from memcalc.report import Column, Report
-from memcalc.units import format_bytes, format_flops
+from memcalc.units import common_scale, format_flops, in_scale
 
-BESIDE = "not allocated"  # the group of what is estimated beside the peak
+BESIDE = "not allocated"  # the group of what a GPU needs beyond the allocated bytes
 APPENDIX_C = "Korthikanti et al. 2022, appendix C"
 MOST_SHOWN = 64  # stages in one line
+OPTIMIZER = "optimizer states"
+MOST_OVER = 8  # stages that a failure names
+# How soon a narrow table leaves a group's column out: see Column.detail.
+DETAIL = {**dict.fromkeys(GROUPS, 2), "logits": 3, "buffers": 3}
 
 
 class Room(NamedTuple):
-    """What there is room for.
+    """The memory that a run may use.
 
     Attributes:
         name: The GPU, or the size as it was written.
@@ -41,52 +45,67 @@ class Room(NamedTuple):
 
 
 def memory(
-    config: Config, budget: str | None = None, explain: bool = False, fill: bool = False
+    config: Config,
+    budget: str | None = None,
+    explain: bool = False,
+    fill: bool = False,
+    margin: str | None = None,
 ) -> Report:
-    """What a rank of each stage holds at its peak, by kinds of parts.
+    """Memory per GPU at every pipeline stage, by kind, and whether it fits.
 
-    The peak is what the allocator has given out at the worst moment of a step: the largest phase,
-    never a sum of peaks. What it has reserved, and what the driver reports, are estimated beside
-    it.
+    The peak is the most that PyTorch's allocator has handed out at any time of a step: the largest
+    phase, never a sum of peaks. What the GPU needs beyond that (reserved memory, CUDA context,
+    NCCL) is estimated beside it, and the verdict includes it.
 
     Args:
-        config: The model, its parallelism and its run; ``fits`` is about its GPU.
-        budget: A size with its unit, or a GPU: a stage whose peak is above it is a failure.
-        explain: Whether the rows are the parts themselves, with how sure each is.
-        fill: Whether as many micro-batches keep all activations as the free memory of each stage
-            holds (Korthikanti et al. 2022, appendix C), up to the budget, or else the GPU.
+        config: The model, its parallelism and its run.
+        budget: A size with its unit, or a GPU, instead of the run's GPU: a stage that does not fit
+            into it is a failure.
+        explain: Whether the rows are the parts of each peak, with their certainty and source.
+        fill: Whether recomputation is skipped for as many micro-batches in flight as fit
+            (Korthikanti et al. 2022, appendix C).
+        margin: What to leave free beyond the allocated bytes, a size or a percentage of them,
+            instead of the estimate.
 
     Raises:
         ConfigError: The budget is neither a size nor a GPU; or the stages cannot be counted.
-        UsageError: There is nothing to fill, or no memory to fill it into.
+        UsageError: There is nothing to fill, or no memory to fill; or the margin is no size.
 
     >>> from memcalc.config import load
     >>> report = memory(load("22b", sp=True, recompute="selective"))
-    >>> report.records()[0]["fits"]
-    True
+    >>> report.records()[0]["verdict"], report.answer[:16]
+    ('fits', 'fits a100-80gb (')
     """
     config = config.padded
-    limit, capacity = _limit(budget), _capacity(config)
+    room = _limit(budget) or _capacity(config)
+    beyond = headroom(config, margin)
     held = device(config)
     lines = [*notes(config, "exact"), *_setting_notes(config)]
     peaks = _under_imbalance(config, held)
-    lines += _experts_note(peaks)
     if fill:
-        held, more = _filled(config, held, room_of(config, budget))
+        held, more = _filled(config, held, room_of(config, budget), beyond)
         lines += more
+    if explain:
+        columns, rows = _parts(config, held, peaks, beyond)
+    else:
+        columns, rows = _stages(held, room, beyond, headroom(config))
+    size = _sentence(columns, rows)
+    lines += _experts_note(peaks, size)
     lines.append(_phase_note(held))
-    lines += _beside_note(config, held)
     if explain:
         lines += [f"{name}: {what}" for name, what in CERTAINTIES.items()]
-    lines += _fit_notes(config, held, [room for room in (capacity, limit) if room is not None])
-    body = _parts(config, held, peaks) if explain else _stages(config, held, capacity)
+    verdict = room and beyond.verdict(_worst(held).peak.bytes, room.bytes)
     return Report(
         "memory",
-        f"Memory of a GPU at each stage of {setting(config)}, {recomputation(config)}",
-        *body,
+        f"Memory per GPU{' at each stage' if config.parallel.pp > 1 else ''} of "
+        f"{whole_setting(config)}, {recomputation(config)}",
+        columns,
+        rows,
         symbols.values(config),
         tuple(lines),
-        tuple(_over(held, limit)) if limit is not None else (),
+        tuple(_over(held, room, beyond, size)) if room and budget is not None else (),
+        _verdict(held, room, beyond, size) if room else _smallest(config, held, beyond, size),
+        None if verdict is None else verdict == "fits",
     )
 
 
@@ -99,12 +118,14 @@ def room_of(config: Config, budget: str | None) -> Room:
     """
     room = _limit(budget) or _capacity(config)
     if room is None:
-        raise UsageError("filling the free memory needs a GPU (--gpu) or a size (--budget)")
+        raise UsageError("--fill needs a GPU (--gpu) or a size (--budget)")
     return room
 
 
 def _limit(budget: str | None) -> Room | None:
-    return None if budget is None else Room(budget, size_of(budget))
+    if budget is None:
+        return None
+    return Room(gpu(budget).name if is_gpu(budget) else budget, size_of(budget))
 
 
 def _capacity(config: Config) -> Room | None:
@@ -114,43 +135,132 @@ def _capacity(config: Config) -> Room | None:
     return Room(found.name, found.memory_bytes)
 
 
+def _worst(held: Sequence[StageMemory]) -> StageMemory:
+    """The stage with the highest peak; all need as much more."""
+    return max(held, key=lambda stage: stage.peak.bytes)
+
+
+def _sentence(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Callable[[int], str]:
+    """How a size is written in a sentence: in the unit of the table."""
+    sizes = [
+        value
+        for row in rows
+        for column, value in zip(columns, row, strict=True)
+        if column.unit == "bytes"
+    ]
+    scale = common_scale("bytes", sizes)
+    return lambda value: in_scale(value, scale)
+
+
+def _verdict(
+    held: Sequence[StageMemory], room: Room, beyond: Headroom, size: Callable[[int], str]
+) -> str:
+    """The first line, for a GPU or a budget: whether the run fits, and by how much."""
+    worst = _worst(held)
+    peak = worst.peak.bytes
+    needed, verdict = beyond.needed(peak), beyond.verdict(peak, room.bytes)
+    gpu_ = f"{room.name} ({size(room.bytes)})"
+    at = f"stage {worst.stage}, {worst.peak.name}"
+    if verdict == "fits":
+        return (
+            f"fits {gpu_}: {size(room.bytes - needed)} stay free at the peak, which needs "
+            f"{size(needed)} ({size(peak)} allocated; {at})"
+        )
+    more = size(needed - room.bytes)
+    stages = sum(beyond.verdict(each.peak.bytes, room.bytes) != "fits" for each in held)
+    several = f"; {stages} of {len(held)} stages do not fit" if len(held) > 1 else ""
+    if verdict == "allocated_only":
+        return (
+            f"does not fit {gpu_}: {beyond.name} need{'s' * (beyond.name == 'the margin')} {more} "
+            f"more; allocated bytes alone would fit ({size(peak)}; {at}){several}"
+        )
+    group, largest = max(by_group(worst.peak).items(), key=lambda item: item[1])
+    name = OPTIMIZER if group == "optimizer" else group
+    return (
+        f"does not fit {gpu_}: stage {worst.stage} needs {more} more, with {size(peak)} allocated "
+        f"in {worst.peak.name}; largest part: {name}, {size(largest)}{several}"
+    )
+
+
+def _smallest(
+    config: Config, held: Sequence[StageMemory], beyond: Headroom, size: Callable[[int], str]
+) -> str:
+    """The first line where no GPU is named: the peak, and the smallest GPU that holds it."""
+    worst = _worst(held)
+    peak = worst.peak.bytes
+    line = (
+        f"peak of {size(peak)} allocated (stage {worst.stage}, {worst.peak.name}), "
+        f"{size(beyond.needed(peak))} with {beyond.name}: "
+    )
+    needed = beyond.needed(peak)
+    while found := smallest(needed, config.run.precision):
+        on_it = _worst(device(config.on_gpu(found.name))).peak.bytes  # with its workspaces
+        if beyond.needed(on_it) <= found.memory_bytes:
+            return f"{line}the smallest GPU that fits is {found.name} ({size(found.memory_bytes)})"
+        needed = found.memory_bytes + 1
+    return f"{line}no GPU of the catalogue holds that"
+
+
+def _over(
+    held: Sequence[StageMemory], limit: Room, beyond: Headroom, size: Callable[[int], str]
+) -> Iterator[str]:
+    """A line for each of the first stages that do not fit into the budget."""
+    over = [each for each in held if beyond.verdict(each.peak.bytes, limit.bytes) != "fits"]
+    for each in over[:MOST_OVER]:
+        peak = each.peak.bytes
+        needed = beyond.needed(peak)
+        yield (
+            f"stage {each.stage} needs {size(needed)} ({size(peak)} allocated in "
+            f"{each.peak.name}), {size(needed - limit.bytes)} more than the budget {limit.name}"
+        )
+    if len(over) > MOST_OVER:
+        yield f"{len(over) - MOST_OVER} more stages do not fit"
+
+
 def _stages(
-    config: Config, held: Sequence[StageMemory], capacity: Room | None
+    held: Sequence[StageMemory], room: Room | None, beyond: Headroom, estimate: Headroom
 ) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
-    """A row a stage: its parts at its peak, by their groups."""
+    """One row per stage: the parts of its peak by group, and its verdict."""
     columns = (
         Column("stage", "count"),
-        Column("layers", "count", detail=True),
-        Column("in_flight", "count", detail=True),
-        *(Column(f"{group}_bytes", "bytes") for group in GROUPS),
-        Column("peak_phase", "text", detail=True),
+        Column("layers", "count", detail=4),
+        Column("in_flight", "count", detail=4),
+        *(Column(f"{group}_bytes", "bytes", detail=DETAIL[group]) for group in GROUPS),
+        Column("peak_phase", "text", detail=4),
         Column("peak_bytes", "bytes"),
-        Column("reserved_estimated_bytes", "bytes", detail=True),
-        Column("capacity_bytes", "bytes", detail=True),
-        Column("fits", "text", detail=True),
+        Column("reserved_estimated_bytes", "bytes", detail=1),
+        Column("capacity_bytes", "bytes", detail=5),
+        Column("verdict", "text", detail=5),
+        Column("fits", "text", detail=1),
     )
-    room = capacity.bytes if capacity else None
-    rows = tuple(
-        (
-            each.stage,
-            each.layers,
-            sum(each.in_flight.values()),
-            *by_group(each.peak).values(),
-            each.peak.name,
-            each.peak.bytes,
-            reserved(each),
-            room,
-            None if room is None else each.peak.bytes <= room,
+    rows = []
+    for each in held:
+        peak = each.peak.bytes
+        verdict = room and beyond.verdict(peak, room.bytes)
+        rows.append(
+            (
+                each.stage,
+                each.layers,
+                sum(each.in_flight.values()),
+                *by_group(each.peak).values(),
+                each.peak.name,
+                peak,
+                estimate.allocator(peak),
+                room and room.bytes,
+                verdict,
+                verdict and verdict == "fits",
+            )
         )
-        for each in held
-    )
-    return columns, rows
+    return columns, tuple(rows)
 
 
 def _parts(
-    config: Config, held: Sequence[StageMemory], peaks: Mapping[float, Sequence[int]]
+    config: Config,
+    held: Sequence[StageMemory],
+    peaks: Mapping[float, Sequence[int]],
+    beyond: Headroom,
 ) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
-    """A row a part of each stage's peak, with its certainty and its source."""
+    """One row per part of each stage's peak, with its certainty and its source."""
     columns = (
         Column("stage", "count"),
         Column("phase", "text", detail=True),
@@ -163,22 +273,25 @@ def _parts(
     rows = tuple(
         (each.stage, each.peak.name, part.name, part.group, part.bytes, part.certainty, part.source)
         for each in held
-        for part in (*each.peak.parts, *_beside(config, each, peaks))
+        for part in (*each.peak.parts, *_beside(config, each, peaks, beyond))
     )
     return columns, rows
 
 
 def _beside(
-    config: Config, memory: StageMemory, peaks: Mapping[float, Sequence[int]]
+    config: Config,
+    memory: StageMemory,
+    peaks: Mapping[float, Sequence[int]],
+    beyond: Headroom,
 ) -> Iterator[Part]:
-    """What is in use beside the peak, or would be: in no group of what is allocated."""
-    for part in headroom(config, memory):
+    """What the GPU needs beyond the peak, or would need: in no group of allocated parts."""
+    for part in beyond.parts(memory.peak.bytes):
         yield part._replace(group=BESIDE)
     for imbalance, sizes in peaks.items():
         if imbalance > config.run.imbalance:
             more = sizes[memory.stage] - peaks[config.run.imbalance][memory.stage]
-            name = f"experts: more at an imbalance of {imbalance:g}"
-            yield Part(name, more, BESIDE, "estimated", "no router is balanced: --imbalance")
+            name = f"experts: additional at an imbalance of {imbalance:g}"
+            yield Part(name, more, BESIDE, "estimated", "routers are not balanced: --imbalance")
 
 
 def by_group(phase: Phase) -> dict[str, int]:
@@ -194,13 +307,14 @@ def by_group(phase: Phase) -> dict[str, int]:
 
 
 def _filled(
-    config: Config, held: Sequence[StageMemory], room: Room
+    config: Config, held: Sequence[StageMemory], room: Room, beyond: Headroom
 ) -> tuple[list[StageMemory], list[str]]:
-    """The stages with as many micro-batches whole as there is room for, and a line about them."""
+    """The stages with as many micro-batches not recomputed as fit, and a note about them."""
     found, lines, saved, again = [], [], 0, 0
+    most = beyond.allocatable(room.bytes)
     for each in held:
-        kept = filling.fill(config, each.stage, room.bytes - each.peak.bytes)
-        part = Part("micro-batches kept whole", kept.bytes, "activations", "exact", APPENDIX_C)
+        kept = filling.fill(config, each.stage, most - each.peak.bytes)
+        part = Part("micro-batches not recomputed", kept.bytes, "activations", "exact", APPENDIX_C)
         phases = [
             phase._replace(parts=(*phase.parts, part))
             if part.bytes and _in_a_pass(phase)
@@ -213,9 +327,10 @@ def _filled(
     share = f"{100 * saved / again:.1f}" if again else "0"
     more = " ..." if len(lines) > MOST_SHOWN else ""
     return found, [
-        f"kept whole up to {room.name}, of the passes in flight, stage by stage: "
-        f"{' '.join(lines[:MOST_SHOWN])}{more}; of {format_flops(again)} to recompute in an "
-        f"iteration, {share} % are saved",
+        f"not recomputed, of the micro-batches in flight, per stage: "
+        f"{' '.join(lines[:MOST_SHOWN])}{more}; that saves {share} % of the "
+        f"{format_flops(again)} recomputed per iteration, and leaves {room.name} room for "
+        f"{beyond.name}",
     ]
 
 
@@ -224,19 +339,23 @@ def _in_a_pass(phase: Phase) -> bool:
 
 
 def _setting_notes(config: Config) -> Iterator[str]:
-    """The schedule and the recipe, in words."""
+    """The schedule and the bytes per parameter, in words."""
     parallel, run = config.parallel, config.run
     if parallel.pp > 1:
         yield f"schedule: {parallel.order} ({SCHEDULES[parallel.order]}), for {batch_note(config)}"
-        yield "in flight: micro-batches between forward and backward, of all of a rank's chunks"
+        yield (
+            "in flight: micro-batches whose forward has run and whose backward has not, summed "
+            "over the rank's model chunks"
+        )
     if parallel.order in SPLIT_BACKWARD:
         yield (
-            "gradients of weights come late: until then a product's input and the gradient of its "
-            "output are counted, as shards where they were gathered; never measured"
+            "weight gradients are computed later than input gradients: until then the GEMM's input "
+            "and the gradient of its output are counted, as shards where they were gathered; never "
+            "measured"
         )
     yield f"{_of_a_parameter(config)}; {_split(config)}"
     if run.optimizer == "muon":
-        yield "not counted: what muon's step works with, a few copies of one matrix at a time"
+        yield "not counted: Muon's step, which needs a few copies of one matrix at a time"
     if left_out := unknown(config):
         names = " and ".join(left_out)
         why = "depend on the GPU model: pass --gpu"
@@ -245,50 +364,50 @@ def _setting_notes(config: Config) -> Iterator[str]:
         yield f"not counted: workspaces of {names}, which {why}"
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
-        yield f"the embedding's table stands on {_ranges(tied)} too"
+        yield f"the embedding table is replicated on {_ranges(tied)}"
     ranks = parallel.tp * parallel.cp * parallel.dp
     if config.model.experts and parallel.ep * parallel.expert_tp > ranks:
         yield (
-            f"the ranks of a stage, {ranks}, are fewer than its experts are spread over, "
-            f"{parallel.ep * parallel.expert_tp}: give --dp, over which states may be split"
+            f"expert parallelism needs {parallel.ep * parallel.expert_tp} ranks per stage, and "
+            f"there are {ranks}: pass --dp, over which optimizer states may be sharded"
         )
 
 
 def _of_a_parameter(config: Config) -> str:
-    """Bytes that a parameter takes, before anything is split."""
+    """Bytes per parameter, before anything is sharded."""
     run, each = config.run, recipe(config.run)
     weight, optimizer = each.weight, each.optimizer
-    if config.parallel.sharder == "fsdp2":  # the weight is the optimizer's own copy
+    if config.parallel.sharder == "fsdp2":  # the weight is its own master weight
         weight, optimizer = each.master or each.weight, each.optimizer - each.master
     linears = ""
     if run.precision == "fp8":
         own, copies_ = (1, 1) if run.fp8_params else (2, 2)
         own = weight if config.parallel.sharder == "fsdp2" else own
-        linears = f" (of linears' weights {own}, and {copies_} of fp8 copies)"
+        linears = f" (of linears {own} B, with {copies_} B of fp8 copies)"
     return (
-        f"a parameter takes {weight} bytes{linears}, its gradient {each.gradient}, "
-        f"{run.optimizer} {optimizer}"
+        f"per parameter: weight {weight} B{linears}, gradient {each.gradient} B, {run.optimizer} "
+        f"states {optimizer} B"
     )
 
 
 def _split(config: Config) -> str:
-    """What data-parallel ranks split, and who does it; one rank has nobody to split it with."""
+    """What is sharded over data-parallel ranks, and by which implementation."""
     parallel, experts = config.parallel, config.model.experts
     what = ZERO[parallel.zero]
     if parallel.zero == 0:
-        return f"data-parallel ranks split {what}"
+        return "nothing is sharded over data-parallel ranks"
     who = SHARDERS[parallel.sharder]
     if parallel.replicas == 1 and not (experts and parallel.expert_replicas > 1):
         return (
-            f"nothing is split: there is one data-parallel rank (--dp); several would split {what} "
-            f"({who})"
+            f"nothing is sharded: there is one data-parallel rank (--dp); more ranks would shard "
+            f"{what} ({who})"
         )
-    copies_ = f", in {parallel.shard_copies} copies" if parallel.shard_copies > 1 else ""
-    return f"data-parallel ranks split {what} ({who}){copies_}"
+    copies_ = f", {parallel.shard_copies} replicas per shard" if parallel.shard_copies > 1 else ""
+    return f"sharded over data-parallel ranks: {what} ({who}){copies_}"
 
 
 def _under_imbalance(config: Config, held: Sequence[StageMemory]) -> dict[float, tuple[int, ...]]:
-    """The stages' peaks where experts receive even shares, and where the busiest does not."""
+    """The stages' peaks under a balanced router, and where the busiest expert rank gets more."""
     if config.model.experts is None:
         return {}
     found = {config.run.imbalance: tuple(stage.peak.bytes for stage in held)}
@@ -299,21 +418,23 @@ def _under_imbalance(config: Config, held: Sequence[StageMemory]) -> dict[float,
     return dict(sorted(found.items()))
 
 
-def _experts_note(peaks: Mapping[float, Sequence[int]]) -> Iterator[str]:
-    """The highest of these peaks."""
+def _experts_note(
+    peaks: Mapping[float, Sequence[int]], size: Callable[[int], str]
+) -> Iterator[str]:
+    """The peak under a balanced and under an uneven router."""
     shown = ", ".join(
-        f"{format_bytes(max(sizes))} (stage {sizes.index(max(sizes))}) at an imbalance of {x:g}"
+        f"{size(max(sizes))} (stage {sizes.index(max(sizes))}) at an imbalance of {x:g}"
         for x, sizes in peaks.items()
     )
     if shown:
         yield (
-            f"highest peak: {shown}; a router is uneven at first, so that measured peaks grow over "
-            "the first steps"
+            f"allocated at the peak: {shown}; routers are uneven at first, so measured peaks grow "
+            "over the first steps"
         )
 
 
 def _phase_note(held: Sequence[StageMemory]) -> str:
-    """At which moment each stage holds most."""
+    """The phase of each stage's peak."""
     stages: dict[str, list[int]] = {}
     for each in held:
         stages.setdefault(each.peak.name, []).append(each.stage)
@@ -336,42 +457,3 @@ def _ranges(numbers: Sequence[int]) -> str:
             runs.append([number])
     words = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
     return f"stage{'s' if len(numbers) > 1 else ''} {words}"
-
-
-def _beside_note(config: Config, held: Sequence[StageMemory]) -> Iterator[str]:
-    """What is estimated beside the allocated bytes, at the highest peak."""
-    worst = max(held, key=lambda stage: stage.peak.bytes)
-    yield (
-        f"allocated at the highest peak: {format_bytes(worst.peak.bytes)}; estimated: "
-        f"{format_bytes(reserved(worst))} reserved, {format_bytes(on_driver(config, worst))} on "
-        "nvidia-smi"
-    )
-
-
-def _fit_notes(config: Config, held: Sequence[StageMemory], rooms: Sequence[Room]) -> Iterator[str]:
-    """Whether the stages fit, and by how much."""
-    worst = max(held, key=lambda stage: stage.peak.bytes)
-    for room in rooms:
-        free = room.bytes - worst.peak.bytes
-        stage = f"stage {worst.stage}, {worst.peak.name}"
-        if free >= 0:
-            line = f"fits {room.name}: {format_bytes(free)} are free at the highest peak ({stage})"
-            if is_gpu(room.name) and on_driver(config, worst) > room.bytes:
-                line += "; by allocated bytes alone: with what is estimated beside them it does not"
-            yield line
-        else:
-            short = sum(each.peak.bytes > room.bytes for each in held)
-            yield (
-                f"does not fit {room.name}: the highest peak ({stage}) is {format_bytes(-free)} "
-                f"more; {short} of {len(held)} stages do not fit"
-            )
-
-
-def _over(held: Sequence[StageMemory], limit: Room) -> Iterator[str]:
-    """A line for each stage whose peak is above the budget."""
-    for each in held:
-        if each.peak.bytes > limit.bytes:
-            yield (
-                f"stage {each.stage} allocates {format_bytes(each.peak.bytes)} ({each.peak.name}), "
-                f"{format_bytes(each.peak.bytes - limit.bytes)} above the budget {limit.name}"
-            )

@@ -4,6 +4,7 @@ from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.analysis.stages import output_bytes
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
+from memcalc.config.gpus import gpu
 from memcalc.config.recompute import METHODS
 from memcalc.graph.ops import FUSED_ATTENTION
 
@@ -130,19 +131,58 @@ def setting(config: Config) -> str:
     if parallel.ep > 1:
         sizes += f", e {parallel.ep}"
     sequence = ", sequence parallel" if parallel.sp else ""
+    return f"{_short(config)} ({sizes}{sequence}, {run.precision})"
+
+
+def whole_setting(config: Config) -> str:
+    """The same with every parallel size, ZeRO, the global batch and the GPU.
+
+    >>> from memcalc.config import load
+    >>> whole_setting(load("22b"))
+    '22b (s 2048, b 4, t 8, p 1, c 1, d 1, ZeRO 0, global batch 4, fp16, a100-80gb)'
+    """
+    run, parallel = config.run, config.parallel
+    sizes = {
+        "s": run.seq_length,
+        "b": run.micro_batch_size,
+        "t": parallel.tp,
+        "p": parallel.pp,
+        "v": parallel.vpp if parallel.vpp > 1 else None,
+        "c": parallel.cp,
+        "e": parallel.ep if config.model.experts else None,
+        "d": parallel.dp,
+        "ZeRO": parallel.zero,
+        "global batch": config.sequences,
+    }
+    words = [f"{name} {size}" for name, size in sizes.items() if size is not None]
+    words += ["sequence parallel"] * parallel.sp + [run.precision]
+    words += [gpu(run.gpu).name] if run.gpu else []
+    return f"{_short(config)} ({', '.join(words)})"
+
+
+def _short(config: Config) -> str:
+    """The model's name, cut where it is long."""
     name = config.model.name
-    short = name if len(name) <= 60 else f"{name[:57]}..."
-    return f"{short} ({sizes}{sequence}, {run.precision})"
+    return name if len(name) <= 60 else f"{name[:57]}..."
 
 
 def recomputation(config: Config) -> str:
-    """What is recomputed, for a title."""
+    """What is recomputed, for a title.
+
+    >>> from memcalc.config import load
+    >>> recomputation(load("22b")), recomputation(load("22b", recompute="selective"))
+    ('no recomputation', 'selective recomputation')
+    >>> recomputation(load("22b", recompute="attention,mlp"))
+    'recomputing attention, mlp'
+    """
     run = config.run
     words = [word for word in run.recompute if word != "none"]
     if not words or run.recompute_layers == 0:
-        return "nothing recomputed"
+        return "no recomputation"
     number = run.recompute_layers
     method = f" ({run.recompute_method or 'uniform'} {number})" if number is not None else ""
+    if words in (["selective"], ["full"]):
+        return f"{words[0]} recomputation{method}"
     return f"recomputing {', '.join(words)}{method}"
 
 

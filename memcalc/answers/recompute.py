@@ -1,4 +1,4 @@
-"""``recompute``: what each policy keeps of one layer, and what it costs."""
+"""``recompute``: what each policy saves in one layer, and the FLOPs that it adds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +9,7 @@ from memcalc.analysis import fill as filling
 from memcalc.analysis import flops as count
 from memcalc.analysis.activations import NOTHING
 from memcalc.analysis.device import device
+from memcalc.analysis.headroom import headroom
 from memcalc.analysis.stages import chunks
 from memcalc.answers.memory import Room, room_of
 from memcalc.answers.notes import attention_kernels, flash_note, notes, setting
@@ -22,19 +23,18 @@ from memcalc.report import Column, Report
 def recompute(
     config: Config, accounting: str = "paper", budget: str | None = None, fill: bool = False
 ) -> Report:
-    """Each policy for one layer: bytes kept and saved on one rank, FLOPs over all ranks.
+    """One row per policy for one layer: bytes kept and saved per rank, FLOPs over all ranks.
 
-    A row is added for the run's own set of regions where it is not among the policies, and one for
-    each policy of which PyTorch's checkpoint, as it is unless told otherwise, makes less again: it
-    stops once the last tensor that backward needs is there. The last is what a flash kernel's own
-    backward makes again.
+    The run's own set of regions has a row if it is not one of the policies. A policy has a second
+    row with early stop, PyTorch's default, if that recomputes less: recomputation ends at the last
+    tensor that backward needs. The last row is what a flash kernel's own backward recomputes.
 
     Args:
         config: The model, its parallelism and its run.
         accounting: ``paper`` or ``exact``.
         budget: The memory to fill, a size or a GPU; by default the run's GPU.
-        fill: Whether a row is added for each pipeline stage, with as many of its micro-batches
-            kept whole as its free memory holds.
+        fill: Whether one row per pipeline stage is added, with as many of its micro-batches in
+            flight not recomputed as fit.
 
     Raises:
         UsageError: There is no such accounting; or nothing to fill, or no memory to fill it into.
@@ -50,8 +50,8 @@ def recompute(
     if fill:
         room = room_of(config, budget)
         lines.append(
-            f"of stages: a layer's mean over their micro-batches, where as many are kept whole as "
-            f"{room.name} holds (Korthikanti et al. 2022, appendix C)"
+            f"rows of stages: a layer's mean over the micro-batches, of which as many are not "
+            f"recomputed as fit {room.name} (Korthikanti et al. 2022, appendix C)"
         )
         rows += _filled(config, accounting, room)
     return Report(
@@ -70,8 +70,9 @@ def recompute(
         (
             *notes(config, accounting),
             *flash_note(config),
-            "bytes are one rank's; FLOPs are one micro-batch's over all ranks",
-            "early stop: torch.utils.checkpoint's default, which leaves out what it needs no more",
+            "bytes are per rank; FLOPs are per micro-batch, over all ranks",
+            "early stop: recomputation ends at the last tensor that backward needs "
+            "(torch.utils.checkpoint's default)",
             *_flash_backward_note(config),
             *lines,
         ),
@@ -79,11 +80,12 @@ def recompute(
 
 
 def _filled(config: Config, accounting: str, room: Room) -> Iterator[tuple[Any, ...]]:
-    """A row for each stage and kind of its layers: the means over its micro-batches."""
+    """One row per stage and kind of layer: the means over its micro-batches."""
     config = config.padded
+    most = headroom(config).allocatable(room.bytes)
     for memory in device(config):
-        kept = filling.fill(config, memory.stage, room.bytes - memory.peak.bytes)
-        policy = f"stage {memory.stage}: {kept.whole} of {kept.window} whole"
+        kept = filling.fill(config, memory.stage, most - memory.peak.bytes)
+        policy = f"stage {memory.stage}: {kept.whole} of {kept.window} not recomputed"
         for kind in dict.fromkeys(kind for c in chunks(config, memory.stage) for kind in c):
             graph = layer_graph(config, kind=kind)
             whole, some = (
@@ -96,7 +98,7 @@ def _filled(config: Config, accounting: str, room: Room) -> Iterator[tuple[Any, 
 
 
 def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
-    """The rows of one kind of layer; those of early stop, and of flash kernels, come last."""
+    """The rows of one kind of layer; early stop and flash backward come last."""
     graph = layer_graph(config, kind=kind)
     whole = activations.total(activations.counted(activations.kept(graph), accounting))
     rows, early = [], []
@@ -117,13 +119,13 @@ def _flash_backward_note(config: Config) -> tuple[str, ...]:
     if not attention_kernels(config):
         return ()
     return (
-        "flash backward: the scores that the kernel's own backward makes again under every policy; "
-        "PyTorch's counter counts them, and no other row here has them",
+        "flash backward: FLOPs that a flash kernel's backward always spends on recomputing scores; "
+        "PyTorch's FLOP counter includes them, the other rows here do not",
     )
 
 
 def _policies(config: Config, graph: Graph) -> dict[str, Policy]:
-    """Policies with names, single regions that the layer has, and the run's own."""
+    """The named policies, the layer's regions one by one, and the run's own set."""
     there = {r.name for op in graph.ops for r in op.regions if r.alone}
     policies = dict(POLICIES)
     for name in REGIONS:

@@ -31,13 +31,25 @@ from memcalc.cli.options import (
     metavar="SIZE|GPU",
     common=True,
     shell_complete=complete_gpus,
-    help="Exit with 1 if a stage needs more: 80GB, 80GiB, h100.  [default: none]",
+    help="Exit with status 1 if a stage does not fit: 80GB, 80GiB, h100.  [default: no check]",
+)
+@option(
+    "--margin",
+    metavar="SIZE|PERCENT",
+    common=True,
+    help="Leave this free beyond allocated bytes: 6GiB, 10%.  [default: estimated reserved memory, "
+    "CUDA context and NCCL]",
+)
+@option(
+    "--allocated-only",
+    is_flag=True,
+    help="Compare allocated bytes alone, as --margin 0% does.  [default: off]",
 )
 @option(
     "--explain",
     is_flag=True,
     common=True,
-    help="List every part of the peaks, and how sure it is.  [default: off]",
+    help="One row per part of each peak, with its certainty and source.  [default: off]",
 )
 @option(
     "--fill",
@@ -50,22 +62,30 @@ from memcalc.cli.options import (
 def memory(
     model: str,
     budget: str | None,
+    margin: str | None,
+    allocated_only: bool,
     explain: bool,
     fill: bool,
     format_: str | None,
     output: Path | None,
     **settings: Any,
 ) -> None:
-    """A GPU's memory at every pipeline stage: its parts at its peak, and whether that fits.
+    """Memory per GPU at every pipeline stage, and whether it fits.
 
-    Columns are bytes allocated by PyTorch; reserved memory is estimated separately.
+    The first line is the verdict: it fits; allocated bytes alone would fit, but not the reserved
+    memory, CUDA context and NCCL buffers beside them (these are estimated); or it does not fit.
+    Columns are bytes allocated by PyTorch at the peak of each stage.
 
     \b
     Examples:
       memcalc memory 175b --sp --recompute selective
       memcalc memory llama-3-70b --tp 8 --sp --pp 4 --dp 8 --zero 1 -s 8192 --gpu h100
+      memcalc memory llama-3-8b -s 4096 --dp 8 --zero 1 --budget h100 --margin 6GiB
       memcalc memory 530b --sp --recompute selective --fill --budget 80GB
       memcalc memory deepseek-v3 --pp 16 --ep 8 --dp 8 --zero 1 -s 4096 --explain
     """
-    report = memcalc.memory(configure(model, settings), budget, explain, fill)
+    if allocated_only and margin is not None:
+        raise click.UsageError("--allocated-only is --margin 0%: give one of them")
+    margin = "0%" if allocated_only else margin
+    report = memcalc.memory(configure(model, settings), budget, explain, fill, margin)
     show(report, format_, output)

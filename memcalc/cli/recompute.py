@@ -50,9 +50,9 @@ def recompute(
     output: Path | None,
     **settings: Any,
 ) -> None:
-    """What each recompute policy keeps of one layer, and the FLOPs that it adds.
+    """What each recompute policy saves in one layer, and the FLOPs that it adds.
 
-    Policies and single regions are rows of their own; --recompute adds a row for a set of regions.
+    There is one row per policy and per region; --recompute adds one for a set of regions.
 
     \b
     Examples:

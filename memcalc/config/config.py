@@ -229,6 +229,18 @@ class Config:
         model = replace(self.model, vocab_size=padded)
         return replace(self, model=model, assumed=(*self.assumed, line))
 
+    def on_gpu(self, name: str) -> "Config":
+        """The same on a GPU, with the attention kernel that Transformer Engine takes there.
+
+        >>> from memcalc.config import load
+        >>> load("llama-3-8b").on_gpu("a100").run.implementation.batch_first
+        True
+        """
+        kernels = self.run.implementation
+        said = {"gpu": name, "environment": self.run.environment}
+        kernels = replace(kernels, batch_first=_batch_first(kernels, said))
+        return replace(self, run=replace(self.run, gpu=name, implementation=kernels))
+
     def with_parallel(self, **degrees: Any) -> "Config":
         """The same model and run with other degrees of parallelism."""
         return replace(self, parallel=replace(self.parallel, **degrees))

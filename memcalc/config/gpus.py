@@ -99,8 +99,10 @@ def budget(text: str) -> int:
     return found.memory_bytes
 
 
-def smallest(size: int) -> Gpu | None:
+def smallest(size: int, precision: str = "fp16") -> Gpu | None:
     """The GPU with the least memory that holds so many bytes, or None.
+
+    Its tensor cores must have the precision; for fp32 they need only be there.
 
     Only NVIDIA GPUs with tensor cores are asked: the buffers that memcalc counts are theirs. Of
     several with the same memory it is the first of the catalogue.
@@ -110,10 +112,11 @@ def smallest(size: int) -> Gpu | None:
     >>> smallest(2**60) is None
     True
     """
+    kind = "fp16" if precision == "fp32" else precision
     found = [
         each
         for each in gpus()
-        if each.capability and each.peaks["fp16"] and each.memory_bytes >= size
+        if each.capability and each.peaks[kind] and each.memory_bytes >= size
     ]
     return min(found, key=lambda each: each.memory_bytes, default=None)
 

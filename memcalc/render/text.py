@@ -24,9 +24,9 @@ ENDLESS = 100_000  # a width that no table reaches
 def render(report: Report, wide: bool = False) -> str:
     """The report as text: the answer, the title, the table and the notes.
 
-    Columns of detail are left out where they do not fit, those of most detail first. Words, numbers
-    and formulas are never broken: a table that is too wide without detail is wider than the
-    terminal.
+    Columns of detail are left out where they do not fit, those of most detail first, and with a
+    column the note that begins with its name and a colon. Words, numbers and formulas are never
+    broken: a table that is too wide without detail is wider than the terminal.
 
     Args:
         report: The report.
@@ -59,10 +59,13 @@ def render(report: Report, wide: bool = False) -> str:
         console.print()
     console.print(Text(report.title, style="bold"))
     columns = console.width
-    table, console.width = _fitting(report, console, wide)
+    table, console.width, shown = _fitting(report, console, wide)
     console.print(table)
     console.width = columns
+    hidden = {_words(column.name) for column in report.columns if column not in shown}
     for note in report.notes:
+        if note.partition(":")[0] in hidden:
+            continue
         console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
     # rich pads its lines to the width of the table
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -72,8 +75,8 @@ def render(report: Report, wide: bool = False) -> str:
 ANSWER = {True: "green", False: "red", None: ""}
 
 
-def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int]:
-    """The table with as many columns as there is room for, and the width to print it in."""
+def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int, list[Column]]:
+    """The table with as many columns as there is room for, its width, and these columns."""
     known = [
         column
         for column in report.columns
@@ -86,8 +89,8 @@ def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int]:
         table = _table(report, columns, header_width, console.width)
         width = console.measure(table, options=endless)
         if wide or width.maximum <= console.width:
-            return table, width.maximum
-    return table, max(console.width, width.minimum)
+            return table, width.maximum, columns
+    return table, max(console.width, width.minimum), columns
 
 
 def _table(report: Report, columns: Iterable[Column], header_width: int, most: int) -> Table:
@@ -120,7 +123,7 @@ def _column(
     column: Column, values: list[Any], scales: dict[str, tuple[str, int]]
 ) -> tuple[str, list[str]]:
     """A column's header, with its unit, and its cells."""
-    header = column.name.replace("_", " ")
+    header = _words(column.name)
     if column.unit in scales:
         name, scale = scales[column.unit]
         header = f"{header.removesuffix(column.unit).rstrip()} {name}".strip()
@@ -128,6 +131,11 @@ def _column(
     if column.name.endswith("_error"):  # a ratio, which people read in percent
         return f"{header} %", ["-" if v is None else f"{100 * v:+.2f}" for v in values]
     return header, [_cell(value, column.unit) for value in values]
+
+
+def _words(name: str) -> str:
+    """A column's name in words."""
+    return name.replace("_", " ")
 
 
 def _cell(value: Any, unit: str) -> str:

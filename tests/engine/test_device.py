@@ -1,14 +1,17 @@
 """A GPU's memory, phase by phase, and the buffers beside states and activations."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memcalc.analysis import buffers
 from memcalc.analysis.device import Phase, StageMemory, device, stage_memory
-from memcalc.analysis.headroom import headroom, on_driver, reserved
+from memcalc.analysis.headroom import Headroom, headroom
 from memcalc.analysis.layers import layer_bytes
-from memcalc.analysis.parts import CERTAINTIES, GROUPS
+from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
 from memcalc.config import load
 from memcalc.config.environment import Environment
 from memcalc.errors import ConfigError
@@ -265,11 +268,21 @@ class TestKernels:
 def test_headroom_is_estimated_and_apart_from_what_is_allocated():
     config = llama(tp=2, pp=4, dp=8, gpu="h100", global_batch_size=32)
     memory = stage_memory(config, 0)
-    found = headroom(config, memory)
+    peak, beyond = memory.peak.bytes, headroom(config)
+    found = beyond.parts(peak)
     assert {part.certainty for part in found} == {"estimated"}
     assert named(found)["NCCL communicators"] == (544 + 688 + 688) * 10**6
-    assert memory.peak.bytes < reserved(memory) < on_driver(config, memory)
-    assert on_driver(config, memory) == memory.peak.bytes + sum(part.bytes for part in found)
+    assert peak < beyond.allocator(peak) < beyond.needed(peak)
+    assert beyond.needed(peak) == peak + sum(part.bytes for part in found)
+
+
+@given(st.integers(0, 2**40), st.integers(0, 10_000), st.integers(0, 2**33))
+def test_the_most_that_may_be_allocated_is_the_inverse_of_what_is_needed(capacity, share, fixed):
+    part = Part("fixed", fixed, "buffers", "estimated", "")
+    beyond = Headroom(Fraction(share, 1000), (part,), "")
+    most = beyond.allocatable(capacity)
+    assert most < 0 or beyond.needed(most) <= capacity
+    assert most < -1 or beyond.needed(most + 1) > capacity
 
 
 def test_a_stage_without_phases_of_its_own_is_never_asked_for():

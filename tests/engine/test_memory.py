@@ -1,6 +1,7 @@
 """``memory``: stages by parts, what fits, what may be kept whole, and its figures."""
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -11,13 +12,14 @@ from memcalc import memory, plot, recompute, resources
 from memcalc.analysis import activations, flops
 from memcalc.analysis.device import device
 from memcalc.analysis.fill import fill
+from memcalc.analysis.headroom import headroom
 from memcalc.analysis.parts import GROUPS
 from memcalc.analysis.schedule import timeline
 from memcalc.analysis.stages import chunk_weights, in_flight, stage
 from memcalc.analysis.states import parameters
 from memcalc.blocks.head import head_graph
 from memcalc.config import load
-from memcalc.config.gpus import gpu
+from memcalc.config.gpus import gpu, gpus
 from memcalc.errors import UsageError
 from memcalc.figures.stages import curve
 from memcalc.units import GIB
@@ -99,7 +101,8 @@ class TestRows:
 
     def test_experts_are_shown_under_an_even_and_an_uneven_router(self, memcalc):
         line = "memory mixtral-8x7b -s 4096 --pp 4 --ep 8 --dp 8"
-        note = next(x for x in memory(load_line(line)).notes if x.startswith("highest peak"))
+        notes = memory(load_line(line)).notes
+        note = next(x for x in notes if x.startswith("allocated at the peak"))
         even, uneven = (
             max(row["peak_bytes"] for row in rows(memcalc(f"{line} --imbalance {x} --format json")))
             for x in (1, 1.25)
@@ -120,7 +123,7 @@ class TestRows:
     def test_what_is_assumed_of_stages_is_said(self, memcalc):
         out = " ".join(memcalc("memory deepseek-v3 --pp 16 -s 4096").out.split())
         assert "61 layers over 16 chunks, of which the first 13 have one more" in out
-        assert "the embedding's table stands on stage 15 too" in out
+        assert "the embedding table is replicated on stage 15" in out
 
     def test_one_rank_splits_nothing_and_that_is_said(self, memcalc, tmp_path):
         """Hugging Face's ZeRO-3 file leaves batches, and so the number of ranks, to its trainer."""
@@ -134,7 +137,8 @@ class TestRows:
             "torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py --bf16 "
             "--micro-batch-size 1 --seq-length 4096 --use-distributed-optimizer"
         )
-        alone, several = "nothing is split: there is one data-parallel rank", "ranks split the opt"
+        alone = "nothing is sharded: there is one data-parallel rank"
+        several = "parallel ranks: the opt"
         for options in (f"--run {file}", f"--run {script}", "--zero 1", "--sharder fsdp2"):
             for dp, note, assumed in (("", alone, 1), ("--dp 1", alone, 0), ("--dp 8", several, 0)):
                 line = f"memory llama-3-8b -s 4096 {options} {dp} --format json"
@@ -147,29 +151,32 @@ class TestRows:
     def test_experts_of_their_own_ranks_are_split_without_data_parallel_ranks(self, memcalc):
         """t 8, and 1 of experts: eight ranks hold each expert."""
         line = "memory mixtral-8x7b -s 4096 --tp 8 --sp --etp 1 --zero 1 --dp 1"
-        assert "nothing is split" not in " ".join(memcalc(line).out.split())
+        assert "nothing is sharded" not in " ".join(memcalc(line).out.split())
 
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ("", "takes 2 bytes, its gradient 4, adam 12"),
+            ("", "weight 2 B, gradient 4 B, adam states 12 B"),
             (
                 "--precision fp8",
-                "takes 2 bytes (of linears' weights 2, and 2 of fp8 copies), its gradient 4",
+                "weight 2 B (of linears 2 B, with 2 B of fp8 copies), gradient 4 B",
             ),
             (
                 "--precision fp8 --fp8-params",
-                "takes 2 bytes (of linears' weights 1, and 1 of fp8 copies), its gradient 4",
+                "weight 2 B (of linears 1 B, with 1 B of fp8 copies), gradient 4 B",
             ),
-            ("--sharder fsdp2 --dp 8", "takes 4 bytes, its gradient 4, adam 8"),
-            ("--sharder deepspeed --zero 1 --dp 8", "takes 2 bytes, its gradient 2, adam 12"),
+            ("--sharder fsdp2 --dp 8", "weight 4 B, gradient 4 B, adam states 8 B"),
+            (
+                "--sharder deepspeed --zero 1 --dp 8",
+                "weight 2 B, gradient 2 B, adam states 12 B",
+            ),
         ],
     )
     def test_what_a_parameter_takes_is_said_as_it_is_counted(self, memcalc, options, said):
         line = f"memory llama-3-8b -s 4096 {options} --format json"
         assert any(said in note for note in memcalc(line).document["notes"])
 
-    def test_workspaces_that_hang_on_a_gpu_are_named_where_there_is_none(self, memcalc):
+    def test_workspaces_that_depend_on_the_gpu_are_named_where_there_is_none(self, memcalc):
         line = "memory llama-3-8b -s 4096 --implementation"
         for implementation, names in (
             ("megatron", "cuBLAS and Transformer Engine"),
@@ -183,12 +190,12 @@ class TestRows:
 
     def test_what_muons_step_works_with_is_named(self, memcalc):
         notes = memcalc("memory llama-3-8b --optimizer muon --format json").document["notes"]
-        assert any("muon's step works with" in note for note in notes)
+        assert any("Muon's step" in note for note in notes)
 
     def test_experts_need_as_many_ranks_as_they_are_spread_over(self, memcalc):
         line = "memory mixtral-8x7b --ep 8 --format json"
         notes = memcalc(line).document["notes"]
-        assert any("the ranks of a stage, 1, are fewer" in note for note in notes)
+        assert any("needs 8 ranks per stage, and there are 1" in note for note in notes)
         outcome = memcalc(f"{line} --dp 4")
         assert outcome.status == 2
         assert "parallel 8 does not divide ranks of a stage 4" in outcome.err
@@ -205,48 +212,102 @@ def load_line(line):
 class TestFits:
     def test_a_gpu_that_is_too_small_is_no_failure(self, memcalc):
         outcome = memcalc("memory 22b --gpu v100 --format json")
-        assert [row["fits"] for row in rows(outcome)] == [False]
-        assert rows(outcome)[0]["capacity_bytes"] == gpu("v100").memory_bytes
-        assert any(note.startswith("does not fit v100-32gb") for note in outcome.document["notes"])
-        large = memcalc("memory 22b --sp --recompute selective --format json")
-        assert [row["fits"] for row in rows(large)] == [True]
+        (row,) = rows(outcome)
+        assert (row["verdict"], row["fits"]) == ("does_not_fit", False)
+        assert row["capacity_bytes"] == gpu("v100").memory_bytes
+        first = outcome.document["notes"][0]
+        assert first.startswith("does not fit v100-32gb (32 GiB): stage 0 needs ")
+        assert "; largest part: " in first
+        (large,) = rows(memcalc("memory 22b --sp --recompute selective --format json"))
+        assert (large["verdict"], large["fits"]) == ("fits", True)
 
-    def test_without_a_gpu_it_is_unknown(self, memcalc):
-        (row,) = rows(memcalc("memory llama-3-8b -s 4096 --format json"))
-        assert row["capacity_bytes"] is None
-        assert row["fits"] is None
-        assert "fit" not in memcalc("memory llama-3-8b -s 4096").out
+    def test_the_verdict_is_the_first_line(self, memcalc):
+        line = "memory llama-3-8b -s 4096 --gpu h100 --zero 1 --dp 8"
+        text = memcalc(line).out
+        assert text.startswith("does not fit h100-sxm")
+        assert "allocated bytes alone would fit" in " ".join(text.splitlines()[:3])
+        (row,) = rows(memcalc(f"{line} --format json"))
+        assert (row["verdict"], row["fits"]) == ("allocated_only", False)
+        assert row["peak_bytes"] < row["capacity_bytes"]
 
-    def test_a_budget_is_a_check(self, memcalc):
+    def test_without_a_gpu_the_smallest_that_fits_is_named(self, memcalc):
+        outcome = memcalc("memory llama-3-8b -s 4096 --format json")
+        (row,) = rows(outcome)
+        assert [row[name] for name in ("capacity_bytes", "verdict", "fits")] == [None] * 3
+        first = outcome.document["notes"][0]
+        name = first.partition("the smallest GPU that fits is ")[2].split()[0]
+        assert rows(memcalc(f"memory llama-3-8b -s 4096 --gpu {name} --format json"))[0]["fits"]
+        smaller = [g for g in gpus() if g.memory_bytes < gpu(name).memory_bytes and g.capability]
+        assert smaller
+        for each in smaller:
+            line = f"memory llama-3-8b -s 4096 --gpu {each.name} --format json"
+            assert not rows(memcalc(line))[0]["fits"]
+        out = memcalc("memory llama-3.1-405b").out.split("\n\n")[0]
+        assert "no GPU of the catalogue holds that" in " ".join(out.split())
+
+    def test_a_budget_is_a_check_of_all_that_the_gpu_needs(self, memcalc):
         line = "memory 22b --sp --recompute selective"
         (row,) = rows(memcalc(f"{line} --format json"))
-        peak = row["peak_bytes"]
-        assert memcalc(f"{line} --budget {peak}B").status == 0
-        outcome = memcalc(f"{line} --budget {peak - 1}B")
+        config = load("22b", sp=True, recompute="selective")
+        needed = headroom(config).needed(row["peak_bytes"])
+        assert memcalc(f"{line} --budget {needed}B").status == 0
+        outcome = memcalc(f"{line} --budget {needed - 1}B")
         assert outcome.status == 1
-        assert outcome.err.startswith("memcalc: failed: stage 0 allocates")
+        assert outcome.err.startswith("memcalc: failed: stage 0 needs")
+        assert outcome.out.startswith("does not fit")
         assert memcalc(f"{line} --budget a100-80gb").status == 0
         assert memcalc(f"{line} --budget v100").status == 1
 
-    def test_what_fits_by_allocated_bytes_alone_is_said(self, memcalc):
-        line = "memory llama-3-8b -s 4576 -b 4 --tp 2 --sp --dp 4 --zero 1 --gpu h100 --format json"
-        (tight,) = (n for n in memcalc(line).document["notes"] if n.startswith("fits"))
-        assert "by allocated bytes alone: with what is estimated beside them it does" in tight
-        (roomy,) = (
-            note
-            for note in memcalc(line.replace("4576", "2048")).document["notes"]
-            if note.startswith("fits")
-        )
-        assert "alone" not in roomy
+    def test_the_old_rule_compares_allocated_bytes_alone(self, memcalc):
+        line = "memory 22b --sp --recompute selective"
+        (row,) = rows(memcalc(f"{line} --format json"))
+        peak = row["peak_bytes"]
+        assert memcalc(f"{line} --budget {peak}B").status == 1
+        for option in ("--allocated-only", "--margin 0%", "--margin 0GiB"):
+            assert memcalc(f"{line} --budget {peak}B {option}").status == 0
+            assert memcalc(f"{line} --budget {peak - 1}B {option}").status == 1
+        assert memcalc(f"{line} --allocated-only --margin 1GiB").status == 2
+
+    def test_a_margin_is_a_size_or_a_share_of_the_allocated_bytes(self, memcalc):
+        line = "memory 22b --sp --recompute selective"
+        (row,) = rows(memcalc(f"{line} --format json"))
+        peak = row["peak_bytes"]
+        for margin, more in (("6GiB", 6 * GIB), ("10%", round(Fraction(peak, 10)))):
+            assert memcalc(f"{line} --budget {peak + more}B --margin {margin}").status == 0
+            (found,) = rows(memcalc(f"{line} --margin {margin} --format json"))
+            assert found["reserved_estimated_bytes"] == row["reserved_estimated_bytes"]
+            outcome = memcalc(f"{line} --budget {peak + more - 1}B --margin {margin}")
+            assert outcome.status == 1
+            assert "the margin needs" in " ".join(outcome.out.split())
+        outcome = memcalc(f"{line} --margin lots")
+        assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+
+    def test_the_budget_rather_than_the_gpu_has_the_verdict(self, memcalc):
+        outcome = memcalc("memory 175b --sp --recompute selective --budget 40GB --format json")
+        notes = outcome.document["notes"]
+        assert [n for n in notes if "fit" in n] == [notes[0]]
+        assert notes[0].startswith("does not fit 40GB (37.25 GiB)")
+        assert {row["capacity_bytes"] for row in outcome.document["rows"]} == {40 * 10**9}
+
+    def test_a_table_and_its_first_line_have_one_unit(self, memcalc):
+        for line in ("175b --sp --recompute selective", "gpt2 --gpu t4", "llama-3-8b --gpu h100"):
+            text = memcalc(f"memory {line}").out
+            assert set(re.findall(r"[KMGT]iB", text)) in ({"GiB"}, {"MiB"}), line
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_what_matters_stays_at_80_columns(self, memcalc, columns, monkeypatch):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        for line in ("memory 175b --sp --recompute selective", "memory llama-3-8b --gpu h100"):
+            table = memcalc(line).out.partition("\n\n")[2]
+            head = table.split("─")[0]
+            assert all(name in head for name in ("stage", "peak", "reserved", "fits"))
 
     def test_sizes_read_as_written(self, memcalc):
         """80GB is 8e10 bytes, 80GiB is 80 * 2^30."""
         for size, expected in (("80GB", 8 * 10**10), ("80GiB", 80 * 2**30), ("0.5 TiB", 2**39)):
             report = memory(load("22b", sp=True, recompute="selective"), budget=size)
-            free = next(n for n in report.notes if n.startswith(f"fits {size}")).split()
-            peak = report.rows[0][report_index(report, "peak_bytes")]
-            shown = float(free[2].replace(",", "") if size != "0.5 TiB" else free[3])
-            assert shown == pytest.approx((expected - peak) / GIB, abs=0.006)
+            assert report.column("capacity_bytes") == [expected]
+            assert report.answer.startswith(f"fits {size} (")
 
     @pytest.mark.parametrize("size", ["80", "80XB", "-5GB", "h1000", "1e3GB"])
     def test_what_is_no_size_is_one_line(self, memcalc, size):
@@ -315,16 +376,15 @@ class TestFill:
     def test_memory_shows_it(self, memcalc):
         outcome = memcalc("memory 175b --sp --recompute selective --fill --format json")
         assert all(row["fits"] for row in rows(outcome))
+        assert outcome.document["notes"][0].startswith("fits a100-80gb")
         plain = rows(memcalc("memory 175b --sp --recompute selective --format json"))
         grown = [
             a["activations_bytes"] - b["activations_bytes"]
             for a, b in zip(rows(outcome), plain, strict=True)
         ]
         assert all(more > 0 for more in grown)
-        note = next(n for n in outcome.document["notes"] if n.startswith("kept whole"))
-        assert (
-            "25/25 23/23 21/21 19/19 17/17" in note
-        )  # many late stages need no recomputation at all
+        note = next(n for n in outcome.document["notes"] if n.startswith("not recomputed"))
+        assert "21/21 19/19 17/17;" in note  # late stages need no recomputation at all
 
     def test_a_smaller_budget_keeps_fewer(self, memcalc):
         line = "recompute 175b --sp --recompute selective --fill --format json"
@@ -337,11 +397,11 @@ class TestFill:
         assert set(kept[2]) == {342 * 2**20}  # table 2's row of tensor and sequence parallelism
 
     def test_what_cannot_be_filled_is_refused(self):
-        with pytest.raises(UsageError, match="nothing is recomputed"):
+        with pytest.raises(UsageError, match="--fill needs --recompute"):
             memory(load("175b"), fill=True)
-        with pytest.raises(UsageError, match="needs a GPU"):
+        with pytest.raises(UsageError, match="--fill needs a GPU"):
             memory(load("llama-3-8b", recompute="full"), fill=True)
-        with pytest.raises(UsageError, match="needs a GPU"):
+        with pytest.raises(UsageError, match="--fill needs a GPU"):
             recompute(load("llama-3-8b", recompute="full"), fill=True)
 
 

@@ -86,12 +86,15 @@ class TestText:
     def shown(self, name, source, columns, monkeypatch, wide=False):
         monkeypatch.setenv("COLUMNS", str(columns))
         row = (name, 1024, source, "forward", None)
-        return render(Report("demo", "One", self.COLUMNS, (row,)), "text", wide).splitlines()
+        report = Report("demo", "One", self.COLUMNS, (row,), notes=("phase: of a step", "so: yes"))
+        return render(report, "text", wide).splitlines()
 
     def test_columns_of_most_detail_are_left_out_first(self, monkeypatch):
         for columns, heads in ((80, "name B source phase"), (24, "name B phase"), (12, "name B")):
             lines = self.shown("x", "megatron/core", columns, monkeypatch)
             assert lines[2].split() == heads.split()
+            assert ("  phase: of a step" in lines) == ("phase" in heads)
+            assert "  so: yes" in lines or columns < 10
         wide = self.shown("x", "megatron/core " * 30, 12, monkeypatch, wide=True)
         assert wide[2].split() == ["name", "B", "source", "phase"]
         assert "megatron/core " * 29 in wide[4]
