@@ -1,6 +1,6 @@
-"""memcalc: the activation memory of transformer training, exactly.
+"""memcalc: how much memory training a transformer takes, by layer and by GPU.
 
-The command line's questions are functions here, from a ``Config`` to a ``Report``:
+Each command is a function here, from a ``Config`` to a ``Report``:
 
 >>> import memcalc
 >>> config = memcalc.load("175b", sp=True, recompute="selective")
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from memcalc.validation.derivation import Derived, derive
     from memcalc.validation.validate import validate
 
-# Public name -> where it lives; loaded when first used, so that ``import memcalc`` costs nothing.
+# Public name -> where it is defined; loaded on first use, so that ``import memcalc`` is fast.
 _PUBLIC = {
     "Config": "memcalc.config:Config",
     "ConfigError": "memcalc.errors:ConfigError",

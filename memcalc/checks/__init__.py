@@ -1,1 +1,1 @@
-"""Checks: what others printed or measured, held against the engine."""
+"""Checks: published and measured numbers compared with memcalc's own."""

@@ -1,7 +1,7 @@
-"""The quantities that the claims of Korthikanti et al. 2022 are about, as the engine has them.
+"""memcalc's own values of the quantities in the claims of Korthikanti et al. 2022.
 
-A quantity is a function of a catalogue name, or of nothing: an exact number, a word, or a formula
-that was derived from symbols, or by walking schedules at some sizes.
+A quantity is a function of a catalogue name, or of nothing. It returns an exact number, a word, or
+a formula derived from symbols or from schedules walked at several sizes.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ PIPELINES = ((1, 1), (2, 1), (4, 2), (8, 3), (35, 3))  # p, m
 
 
 def ours(claim: Claim) -> Ours:
-    """What the engine says where the paper claims something; None where it has nothing to say.
+    """memcalc's own value for a claim; None if it has none.
 
     Raises:
         KeyError: There is no such quantity.
@@ -59,19 +59,19 @@ def ours(claim: Claim) -> Ours:
 
 
 def _quantity(name: str, model: str) -> Any:
-    """A quantity by its name: the first word is in the table, the rest are its argument."""
+    """A quantity by its name: the first part is in the table, the rest is its argument."""
     kind, _, rest = name.partition("/")
     function = QUANTITIES[kind]
     return function(*([model] if model else []), *([rest] if rest else []))
 
 
 def _symbolic(derived: Any) -> Derived:
-    """A formula that symbols gave."""
+    """A formula derived from symbols."""
     return Derived([(derived, LETTERS)], str(Formula(derived)))
 
 
 def _walked(witnesses: list[tuple[Any, SimpleNamespace]], *candidates: str) -> Derived:
-    """A formula that numbers at several sizes bear out: the first candidate that they do."""
+    """A formula confirmed by numbers at several sizes: the first candidate that equals them all."""
     found = (text for text in candidates if Derived(witnesses, text).equals(text))
     return Derived(witnesses, next(found, "no closed form found"))
 
@@ -80,7 +80,7 @@ def _walked(witnesses: list[tuple[Any, SimpleNamespace]], *candidates: str) -> D
 
 
 def equation(number: str) -> Derived:
-    """The numbered equations; 5 is walked, 9 is the ratio of 8 and 7 to first order in s/h."""
+    """The numbered equations; 5 is from walked schedules, 9 is 8 over 7 to first order in s/h."""
     settings: dict[str, dict[str, Any]] = {
         "1": {"tp": 1},
         "2": {},
@@ -130,19 +130,19 @@ def item(name: str) -> Derived:
 
 
 def part(name: str) -> Derived:
-    """A sum of section 4.1: attention, MLP or norms."""
+    """A sum in section 4.1: attention, MLP or norms."""
     return _symbolic(sum(e.tensor.bytes for e in _symbolic_entries(tp=1) if e.part == name))
 
 
 def flop(name: str) -> Derived:
-    """A line of appendix A: the FLOPs of one product, or of several."""
+    """A line of appendix A: the FLOPs of one or several GEMMs."""
     named = {name, *({"mlp": ("fc1", "fc2")}.get(name, ()))}
     ops = [op for op in _symbolic_ops() if {op.name, op.regions[0].name} & named]
     return _symbolic(sum(op.flops for op in ops))
 
 
 def interleave() -> Derived:
-    """The interleave factor, walked: chunks in flight on the first rank over p * m."""
+    """The interleave factor, from walked schedules: chunks in flight on the first rank over p*m."""
     held = []
     for p, m in PIPELINES:
         if m > 1:
@@ -179,7 +179,7 @@ def ends(name: str) -> Derived:
 
 
 def _most_embedding(config: Config) -> Fraction:
-    """The most of the embedding's bytes at any time, which is not when all is at its peak."""
+    """The peak of the embedding's bytes alone, which is not at the peak of the stage."""
     p, m = config.parallel.pp, config.parallel.vpp
     order = interleaved(0, p, config.microbatches, m)
     most = max(held[0].whole for held in holdings(order))
@@ -188,14 +188,14 @@ def _most_embedding(config: Config) -> Fraction:
 
 
 def full(name: str = "full") -> Derived:
-    """Full recomputation, of all layers of the first stage: whole, or sharded."""
+    """Full recomputation of all layers of the first stage, without or with sharded inputs."""
     configs = [load(model, sp=name == "full_sharded", vpp=1, recompute="full") for model in MODELS]
     held = [(stage(c, 0).layers, _letters(c)) for c in configs]
     return _walked(held, "2*L*b*h*s", "2*L*b*h*s/t")
 
 
 def freed_outputs() -> Derived:
-    """What freeing the first rank's outputs saves, without interleaving."""
+    """Bytes saved by freeing the outputs of the first rank, without interleaving."""
     configs = [load(model, vpp=1) for model in MODELS[1:]]
     saved = [(stage(c, 0, frees_outputs=False).outputs, _letters(c)) for c in configs]
     return _walked(saved, "2*b*h*p*s")
@@ -235,24 +235,24 @@ def billions(model: str) -> Fraction:
 
 
 def percent(model: str, technique: str) -> Fraction:
-    """Bytes of a layer under a technique, in percent of tensor parallelism alone."""
+    """Bytes of a layer under a technique, as a percentage of tensor parallelism alone."""
     sizes = _technique_bytes(model)
     return Fraction(100 * sizes[technique], sizes["tensor"])
 
 
 def fivefold(model: str) -> Fraction:
-    """How many times less both techniques together keep than tensor parallelism alone."""
+    """Bytes under tensor parallelism alone, over bytes under both techniques."""
     return 100 / percent(model, "tensor+sequence+selective")
 
 
 def over_full(model: str) -> Fraction:
-    """How many times more both techniques together keep than full recomputation."""
+    """Bytes under both techniques, over bytes under full recomputation."""
     sizes = _technique_bytes(model)
     return Fraction(sizes["tensor+sequence+selective"], sizes["full"])
 
 
 def core_ratio(model: str) -> Fraction:
-    """5as/h: what the attention's core keeps, in units of sbh."""
+    """5as/h: bytes that the attention core keeps, in units of sbh."""
     config = load(model, tp=1)
     x = _letters(config)
     core = layer_bytes(config) - layer_bytes(load(model, tp=1, recompute="selective"))
@@ -261,19 +261,19 @@ def core_ratio(model: str) -> Fraction:
 
 
 def core_percent(model: str) -> Fraction:
-    """The share of a layer that selective recomputation drops."""
+    """The share of a layer's bytes that selective recomputation saves, in percent."""
     whole = layer_bytes(load(model, tp=1))
     return Fraction(100 * (whole - layer_bytes(load(model, tp=1, recompute="selective"))), whole)
 
 
 def ends_percent(model: str) -> Fraction:
-    """Section 4.3's extras, in percent of the layers that equation 5 counts."""
+    """Section 4.3's extra bytes, as a percentage of the layers in equation 5."""
     held = stage(load(model, sp=True), 0)
     return Fraction(100 * (held.embedding + held.head), held.layers)
 
 
 def comm(name: str) -> Any:
-    """Section 4.2.2's collectives of a layer."""
+    """Collectives of a layer in section 4.2.2."""
     if name == "overlap":  # of the gathers that backward adds to g's conjugate
         return next(
             move.overlapped_with
@@ -292,7 +292,7 @@ def comm(name: str) -> Any:
 
 
 def figure1(model: str, name: str) -> Fraction:
-    """A bar of figure 1, in GiB of a GPU: parameters and optimizer, activations, or both."""
+    """A bar of figure 1, in GiB per GPU: parameters and optimizer, activations, or both."""
     if name.endswith("/total"):
         return figure1(model, "parameters") + figure1(model, name.removesuffix("/total"))
     config = load(model)
@@ -321,13 +321,13 @@ def figure9(model: str, name: str) -> Fraction:
 
 
 def mfu(model: str) -> Fraction:
-    """Model FLOPs utilisation, in percent, from table 5's seconds."""
+    """Model FLOPs utilisation in percent, from the seconds in table 5."""
     config = load(model)
     return flops.percent_of_peak(flops.iteration(config).model, config, _seconds(model, "present"))
 
 
 def hfu(model: str) -> Fraction:
-    """Hardware FLOPs utilisation, in percent, from table 5's seconds."""
+    """Hardware FLOPs utilisation in percent, from the seconds in table 5."""
     config = load(model, recompute="selective")
     return flops.percent_of_peak(
         flops.iteration(config).hardware, config, _seconds(model, "present")
@@ -335,7 +335,7 @@ def hfu(model: str) -> Fraction:
 
 
 def hfu_printed(model: str) -> Fraction:
-    """The same by the printed equation 8."""
+    """The same with the printed equation 8."""
     config = load(model)
     return flops.percent_of_peak(flops.printed_hardware(config), config, _seconds(model, "present"))
 
@@ -349,13 +349,13 @@ def mfu_2240(model: str) -> Fraction:
 
 
 def overhead(model: str) -> Fraction:
-    """FLOPs that selective recomputation adds to an iteration, in percent."""
+    """FLOPs that selective recomputation adds per iteration, in percent."""
     done = flops.iteration(load(model, recompute="selective"))
     return Fraction(100 * done.recomputed, done.model)
 
 
 def overhead_printed(model: str) -> Fraction:
-    """The same by the printed equations 7 and 8."""
+    """The same with the printed equations 7 and 8."""
     config = load(model)
     ratio: Fraction = flops.printed_hardware(config) / paper.EQUATIONS[7](_letters(config))
     return 100 * (ratio - 1)
@@ -368,10 +368,10 @@ def flops_overhead(model: str, policy: str) -> Fraction:
 
 
 def filled(model: str) -> Fraction:
-    """Appendix C: model FLOPs utilisation by FLOPs alone, with the free memory filled, in percent.
+    """Appendix C: model FLOPs utilisation from FLOPs alone, with free memory filled, in percent.
 
-    Where every stage keeps as many passes whole as its GPU has room for, table 5's time shrinks as
-    the FLOPs do.
+    Every stage skips recomputation for as many passes as fit in its GPU, and the time in table 5
+    shrinks in proportion to the FLOPs.
     """
     config = load(model, sp=True, recompute="selective")
     room = gpu(str(config.run.gpu)).memory_bytes
@@ -381,7 +381,7 @@ def filled(model: str) -> Fraction:
 
 
 def figure10(name: str) -> int:
-    """Figure 10: on the first of 4 stages, 9 micro-batches, 1 of every 4 whole."""
+    """Figure 10: the first of 4 stages, 9 micro-batches, 1 of every 4 not recomputed."""
     steps = list(one_f_one_b(0, 4, 9))
     window = peak(steps, lambda chunk: 1)[0].whole
     if name == "window":
@@ -390,23 +390,23 @@ def figure10(name: str) -> int:
 
 
 def flops_gain(model: str) -> Fraction:
-    """What FLOPs alone say of the throughput, selective over full recomputation, in percent."""
+    """Throughput gain of selective over full recomputation, from FLOPs alone, in percent."""
     full_, selective = (flops.iteration(load(model, recompute=p)) for p in ("full", "selective"))
     return 100 * (Fraction(full_.hardware, selective.hardware) - 1)
 
 
 def throughput_gain(model: str) -> Fraction:
-    """Table 5's throughput gain, from its seconds, in percent."""
+    """Throughput gain in percent, from the seconds in table 5."""
     return 100 * (_seconds(model, "full") / _seconds(model, "present") - 1)
 
 
 def faster(model: str) -> Fraction:
-    """The abstract's gain, from its two utilisations, in percent."""
+    """The gain in the abstract, in percent, from its two utilisations."""
     return 100 * (_printed("abstract/mfu") / _printed("abstract/mfu_with_recomputation") - 1)
 
 
 def overhead_removed(model: str) -> Fraction:
-    """How much of full recomputation's overhead in time goes, in percent."""
+    """The share of full recomputation's time overhead that is removed, in percent."""
     ids = {
         "22b": ("table4/full/overhead", "table4/selective+sequence/overhead"),
         "530b": ("section6.2/overhead/full", "section6.2/overhead/present"),
@@ -416,7 +416,7 @@ def overhead_removed(model: str) -> Fraction:
 
 
 def table4(model: str, name: str) -> Fraction:
-    """What table 4's milliseconds say, in percent unless it is a difference of them."""
+    """What follows from the milliseconds in table 4: percent, or a difference in milliseconds."""
     experiment, what = name.split("/")
 
     def time(row: str, column: str) -> Fraction:
@@ -434,7 +434,7 @@ def table4(model: str, name: str) -> Fraction:
 
 
 def figure8(model: str, variant: str) -> Fraction:
-    """What recomputation adds to a layer's time, as read off figure 8, in percent."""
+    """Time that recomputation adds to a layer, read off figure 8, in percent."""
     total: Fraction = _printed(f"figure8/{model}/{variant}/total")
     return total - 100
 
@@ -508,7 +508,7 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
 
 @cache
 def _printed_numbers() -> dict[str, Fraction]:
-    """Every printed number by its id; formulas and words are left out."""
+    """Every printed number by its id, without formulas and words."""
     return {claim.id: claim.number for claim in claims() if claim.number is not None}
 
 
@@ -540,7 +540,7 @@ def _symbolic_ops() -> tuple[Any, ...]:
 
 
 def _symbolic_flops() -> tuple[Any, Any, Any]:
-    """Forward FLOPs of a layer and of the head, and what the selective policy adds to a layer."""
+    """Forward FLOPs of a layer and of the head, and FLOPs that selective recomputation adds."""
     config = load("175b", tp=1)
     sizes = symbols.symbolic(config)
     layer = layer_graph(config, sizes)
