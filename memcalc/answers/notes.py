@@ -1,4 +1,4 @@
-"""The notes without which a table's numbers would mislead."""
+"""Notes that a table needs so that its numbers do not mislead, and what titles say."""
 
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.analysis.stages import output_bytes
@@ -7,15 +7,16 @@ from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.config.recompute import METHODS
 from memcalc.graph.ops import FUSED_ATTENTION
+from memcalc.units import format_bytes
 
 MASKED = (
-    "sdpa is given a mask, for which PyTorch's memory-efficient kernel runs and keeps a copy (in "
+    "with a mask, sdpa runs PyTorch's memory-efficient kernel, which keeps a copy of the mask (in "
     "rows of a multiple of 8)"
 )
 
 
 def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
-    """Implementation and accounting, what was assumed, and every warning."""
+    """Implementation and accounting, assumptions, and every warning."""
     kernels = config.run.implementation
     lines = [f"implementation: {kernels.name} ({kernels.attention} attention; {kernels.source})"]
     if accounting is not None:
@@ -33,7 +34,7 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
 
 
 def _of_spread(config: Config) -> list[str]:
-    """What is assumed of layers that do not divide over the pipeline."""
+    """How layers are distributed that the number of model chunks does not divide."""
     parallel = config.parallel
     said = (parallel.layout, parallel.first_stage_layers, parallel.last_stage_layers)
     rest = config.model.layers + parallel.embedding_as_layer + parallel.loss_as_layer
@@ -41,8 +42,8 @@ def _of_spread(config: Config) -> list[str]:
     if not rest or said != (None, None, None):
         return []
     return [
-        f"assumed: {config.model.layers} layers over {parallel.chunks} chunks, of which the first "
-        f"{rest} have one more"
+        f"assumed: {config.model.layers} layers over {parallel.chunks} model chunks, one more on "
+        f"each of the first {rest}"
     ]
 
 
@@ -50,18 +51,18 @@ def _of_experts(config: Config, accounting: str | None) -> list[str]:
     model, run = config.model, config.run
     if model.experts is None:
         return []
-    load = f"{run.imbalance:g} times" if run.imbalance != 1 else "just"
-    lines = [f"experts: the busiest rank receives {load} an even share of routed tokens"]
+    load = f"{run.imbalance:g} times a balanced share" if run.imbalance != 1 else "a balanced share"
+    lines = [f"experts: the busiest expert rank receives {load} of the routed tokens"]
     if run.imbalance % 1:
-        lines[0] += " (rounded up to whole ones, which a formula does not)"
+        lines[0] += " (rounded up to whole tokens, except in formulas)"
     if model.capacity_factor is not None:
-        lines[0] += f", at the most {model.capacity_factor:g} times (the capacity factor)"
+        lines[0] += f", at most {model.capacity_factor:g} times (the capacity factor)"
     if model.moe_layers is not None:
         dense = model.moe_layers.count(0)
         lines[0] += f"; {dense} of {model.layers} layers are dense"
     if accounting == "exact":
         lines.append(
-            "not counted: the places of routed tokens, some 8 to 24 bytes for each of their copies"
+            "not counted: indices of routed tokens, about 8 to 24 bytes per routed copy of a token"
         )
     return lines
 
@@ -72,22 +73,22 @@ def _of_windows(config: Config) -> list[str]:
     if window is None or (config.run.seq_length <= window and not masked):
         return []
     number = model.layers if model.window_layers is None else sum(model.window_layers)
-    kept = f"from {window} tokens on {MASKED}" if masked else "they keep as much"
+    kept = f"from {window} tokens on, {MASKED}" if masked else "that does not change their memory"
     return [
-        f"{number} of {model.layers} layers see {window} tokens back: {kept}, and their FLOPs are "
-        "counted over the whole sequence"
+        f"{number} of {model.layers} layers attend to {window} tokens (sliding window): {kept}; "
+        "their FLOPs are counted over the whole sequence"
     ]
 
 
 def _of_own_calls(config: Config) -> list[str]:
-    """What a family keeps whose code calls PyTorch's attention itself."""
+    """What is kept by a family whose transformers code calls PyTorch's attention itself."""
     if not (config.model.calls_attention and config.masked_layers == "all"):
         return []
     if attention_kernels(config):
-        return [f"transformers' code of this family makes a mask always; {MASKED}"]
+        return [f"transformers' code for this family always makes a mask; {MASKED}"]
     return [
-        "transformers' code of this family gives sdpa fewer key heads than query heads, which no "
-        "fused kernel takes: PyTorch's math form runs, and keeps what it multiplies in fp32"
+        "transformers' code for this family passes fewer key heads than query heads to sdpa, which "
+        "no fused kernel takes: PyTorch's math form runs, and keeps its GEMM inputs in fp32"
     ]
 
 
@@ -96,8 +97,8 @@ def _of_further_tokens(config: Config) -> list[str]:
     if not number:
         return []
     return [
-        f"mtp: {number} layer(s) that predict further tokens stand on the last stage, each with a "
-        "head; counts of parameters are without them"
+        f"mtp: {number} multi-token-prediction layer(s), each with a head, are on the last stage; "
+        "parameter counts leave them out"
     ]
 
 
@@ -107,12 +108,12 @@ def _of_stacks(config: Config, accounting: str | None) -> list[str]:
         return []
     lines = [
         f"encoder-decoder: {model.encoder_layers} encoder and {model.layers} decoder layers; "
-        f"assumed: source and target are {config.run.seq_length} tokens long each"
+        f"assumed: source and target have {config.run.seq_length} tokens each"
     ]
     if accounting is not None:
         lines.append(
-            f"not in a layer: the encoder's output, {output_bytes(config)} bytes a rank, kept once "
-            "for all decoder layers"
+            f"not in a layer: the encoder's output, {format_bytes(output_bytes(config))} per rank, "
+            "kept once for all decoder layers"
         )
     return lines
 
@@ -187,7 +188,7 @@ def recomputation(config: Config) -> str:
 
 
 def method_note(config: Config) -> tuple[str, ...]:
-    """Which layers a table of one layer speaks of, where not all are recomputed alike."""
+    """Which layers are recomputed, where not all are recomputed alike."""
     run = config.run
     if run.recompute_layers is None or run.recompute_method is None:
         return ()
@@ -199,13 +200,13 @@ def flash_note(config: Config) -> tuple[str, ...]:
     if attention_kernels(config) != {"flash_attention"}:
         return ()
     return (
-        "selective recomputation saves next to nothing here: a flash kernel keeps nothing of "
-        "s x s, and the output projection keeps the attention's output all the same",
+        "selective recomputation saves almost nothing here: a flash kernel keeps no s x s tensor, "
+        "and the output projection keeps the attention's output anyway",
     )
 
 
 def attention_kernels(config: Config) -> set[str]:
-    """The fused kernels of attention that a model's layers run.
+    """The fused attention kernels that a model's layers run.
 
     >>> from memcalc.config import load
     >>> attention_kernels(load("llama-3-8b")), attention_kernels(load("22b"))
@@ -216,7 +217,7 @@ def attention_kernels(config: Config) -> set[str]:
 
 
 def batch_note(config: Config) -> str:
-    """The global batch of an iteration, and whether anybody said it."""
-    assumed = " (assumed: as many micro-batches as fill the pipeline)"
+    """The global batch, and whether it is assumed."""
+    assumed = " (assumed: enough micro-batches to fill the pipeline)"
     said = "" if config.run.global_batch_size else assumed
     return f"a global batch of {config.sequences}{said}"

@@ -1,6 +1,7 @@
 """``recompute``: what each policy saves in one layer, and the FLOPs that it adds."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from memcalc import symbols
@@ -17,7 +18,8 @@ from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.recompute import MEGATRON_MODULES, POLICIES, REGIONS, Policy
 from memcalc.graph.graph import Graph
-from memcalc.report import Column, Report
+from memcalc.report import Column, Report, scales
+from memcalc.units import in_scale
 
 
 def recompute(
@@ -54,7 +56,7 @@ def recompute(
             f"recomputed as fit {room.name} (Korthikanti et al. 2022, appendix C)"
         )
         rows += _filled(config, accounting, room)
-    return Report(
+    report = Report(
         "recompute",
         f"Recomputation in one layer of {setting(config)}",
         (
@@ -76,6 +78,20 @@ def recompute(
             *_flash_backward_note(config),
             *lines,
         ),
+    )
+    return replace(report, answer=_best(report, len(kinds(config)) > 1))
+
+
+def _best(report: Report, several: bool) -> str:
+    """The row that saves most bytes per recomputed FLOP, in words and in the table's units."""
+    kind, policy, kept, saved, extra, ratio = max(report.rows, key=lambda row: row[-1] or 0)
+    unit = scales(report)
+    if not ratio:
+        return "no policy saves bytes by recomputation here"
+    of = f" of a {kind} layer" if several else " of a layer"
+    return (
+        f"most bytes saved per extra FLOP: {policy}, which saves {in_scale(saved, unit['bytes'])} "
+        f"of {in_scale(kept + saved, unit['bytes'])}{of} for {in_scale(extra, unit['flops'])}"
     )
 
 

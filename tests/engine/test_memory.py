@@ -122,7 +122,7 @@ class TestRows:
 
     def test_what_is_assumed_of_stages_is_said(self, memcalc):
         out = " ".join(memcalc("memory deepseek-v3 --pp 16 -s 4096").out.split())
-        assert "61 layers over 16 chunks, of which the first 13 have one more" in out
+        assert "61 layers over 16 model chunks, one more on each of the first 13" in out
         assert "the embedding table is replicated on stage 15" in out
 
     def test_one_rank_splits_nothing_and_that_is_said(self, memcalc, tmp_path):

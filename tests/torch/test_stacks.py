@@ -377,7 +377,7 @@ class TestCommandLine:
         document = memcalc("layer t5-11b -s 512 --format json").document
         assert {row["layer_kind"] for row in document["rows"]} == {ENCODER, DECODER}
         notes = document["notes"]
-        assert any("source and target are 512 tokens long each" in note for note in notes)
+        assert any("source and target have 512 tokens each" in note for note in notes)
         assert any("not in a layer: the encoder's output, 1048576 bytes" in note for note in notes)
 
     def test_an_image_gives_the_sequence_length(self, memcalc):
