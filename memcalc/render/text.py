@@ -19,6 +19,7 @@ from memcalc.report import Column, Report, scales
 
 HEADER = 14  # the width to which headers are folded, where there is room
 ENDLESS = 100_000  # a width that no table reaches
+GAP = 2  # columns of a terminal beside each column of a table
 
 
 def render(report: Report, wide: bool = False) -> str:
@@ -90,30 +91,42 @@ def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int, 
         width = console.measure(table, options=endless)
         if wide or width.maximum <= console.width:
             return table, width.maximum, columns
+    table = _table(report, columns, 0, console.width, fold=True)
+    width = console.measure(table, options=endless)
     return table, max(console.width, width.minimum), columns
 
 
-def _table(report: Report, columns: Iterable[Column], header_width: int, most: int) -> Table:
+def _table(
+    report: Report, columns: Iterable[Column], header_width: int, most: int, fold: bool = False
+) -> Table:
     """A table of some columns, with headers folded to this width, or that of their cells.
 
-    Text is folded at its spaces; only a word that is wider than ``most`` is broken.
+    With ``fold``, text is folded at its spaces where the table is wider than ``most``; only a word
+    that is wider than this is broken.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1))
-    cells = []
+    cells, widths, least = [], [], []
     common = scales(report)
     for column in columns:
         header, values = _column(column, report.column(column.name), common)
         width = max(header_width, *(len(text) for text in (*values, *header.split(" "))))
-        number = column.unit not in ("text", "formula")
-        words = [word for text in (*values, header) for word in text.split(" ")]
+        lines = textwrap.wrap(header, width)
         table.add_column(
-            "\n".join(textwrap.wrap(header, width)),
-            justify="right" if number else "left",
-            no_wrap=number or column.unit == "formula",
+            "\n".join(lines),
+            justify="left" if column.unit in ("text", "formula") else "right",
+            no_wrap=column.unit != "text",
             overflow="fold",
-            min_width=min(most, max(map(len, words))),
         )
         cells.append(values)
+        widths.append(max(map(len, (*values, *lines))))
+        words = [word for text in (*values, *lines) for word in text.split(" ")]
+        least.append(min(most, max(map(len, words))) if column.unit == "text" else widths[-1])
+    if fold:
+        excess = sum(widths) + GAP * len(widths) - most
+        for at in sorted(range(len(widths)), key=lambda at: least[at] - widths[at]):
+            cut = max(0, min(excess, widths[at] - least[at]))
+            table.columns[at].width = widths[at] - cut
+            excess -= cut
     for row in zip(*cells, strict=True):
         table.add_row(*(Text(cell) for cell in row))
     return table

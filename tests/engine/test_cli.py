@@ -277,7 +277,8 @@ class TestFormats:
     @pytest.mark.parametrize("question", QUESTIONS)
     def test_text_is_readable_at_80_columns(self, memcalc, question):
         lines = memcalc(question).out.splitlines()
-        assert all(len(line) <= 80 for line in lines)
+        unbroken = question == "check" or "formula" in question  # ids of claims, and formulas
+        assert unbroken or all(len(line) <= 80 for line in lines)
         assert all(line == line.rstrip() for line in lines)
 
     @pytest.mark.parametrize("columns", [1, 20, 40, 60])

@@ -256,3 +256,16 @@ class TestFiles:
     def test_a_folder_is_no_file(self, tmp_path):
         with pytest.raises(OutputError, match="Is a directory"):
             write(tmp_path, b"new")
+
+
+def test_a_table_that_is_too_wide_is_folded_at_spaces_and_never_cut(monkeypatch):
+    columns = (Column("name", "text"), Column("says", "text"), Column("form", "formula"))
+    row = ("an-identifier", "a few words, then more of them", "(s*b*h + 1)/(2*t)")
+    report = Report("demo", "One", columns, (row,))
+    for columns_ in (42, 20):  # 13 + 6 + 17 and 2 beside each, or less than that
+        monkeypatch.setenv("COLUMNS", str(columns_))
+        *_, rows = report.render().split("──\n")
+        assert max(map(len, rows.splitlines())) <= 42
+        assert rows.split()[0] == "an-identifier"
+        assert row[2] in rows
+        assert rows.replace(row[0], "").replace(row[2], "").split() == row[1].split()
