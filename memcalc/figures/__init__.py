@@ -55,7 +55,7 @@ def plot(
     >>> from memcalc.config import load
     >>> figure = plot("techniques", load("22b"))
     >>> figure.axes[0].get_ylabel()
-    'GiB per layer and GPU'
+    'MiB per layer'
     """
     if kind not in ALL:
         raise UsageError(f"figure {kind!r} is unknown; {nearest(kind, ALL)}")

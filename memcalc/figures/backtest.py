@@ -1,37 +1,53 @@
-"""Predicted against measured peaks: a point a run."""
+"""Predicted against measured peaks: one point per run."""
 
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import AutoLocator, FixedLocator, NullLocator
 
 from memcalc.checks.backtest import Row, rows
 from memcalc.figures import style
-from memcalc.units import GIB
+from memcalc.units import common_scale
 
+# Kind of run -> its colour and its marker.
 KINDS = {
     "dense": (style.BLUE, "o"),
     "experts": (style.VERMILION, "s"),
-    "flagged as unmodelled": (style.GREY, "X"),
+    "flagged as not modelled": (style.GREY, "X"),
 }
-EDGE = 10  # per cent of error that the panel shows; what is beyond stands on its edge
+# Percent of error that the lower panel may show; points beyond are drawn on its edge.
+EDGES = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+SHOWN = 0.95  # the share of points within it, where the largest edge is not too small
 
 
 def draw(path: Path) -> Figure:
     """Two panels over the measured peaks of a file's runs: the predicted ones, and their errors."""
     found = [row for row in rows(path) if row.peak is not None]
+    sizes = [size for row in found for size in (row.measured.peak, row.peak) if size] or [1]
+    unit, scale = common_scale("bytes", sizes)
+    ends = [0.8 * min(sizes) / scale, 1.25 * max(sizes) / scale]
+    errors = {id(row): 100 * (row.peak_error or 0.0) for row in found}
+    edge = reach(list(errors.values()))
+
     figure, (above, below) = style.sheets(2, height=6.4)
-    sizes = [size / GIB for row in found for size in (row.measured.peak, row.peak) if size] or [1]
-    ends = [0.8 * min(sizes), 1.25 * max(sizes)]
-    above.plot(ends, ends, "--", color="black", linewidth=0.8, label="as measured")
+    above.plot(ends, ends, "--", color="black", linewidth=0.8, label="predicted = measured")
     below.axhline(0, linestyle="--", color="black", linewidth=0.8)
     for kind, (colour, marker) in KINDS.items():
         mine = [row for row in found if kind_of(row) == kind]
         if mine:
-            label = f"{kind} ({len(mine)})"
-            _scatter(above, mine, [(r.peak or 0) / GIB for r in mine], colour, marker, label)
-            errors = [100 * (row.peak_error or 0.0) for row in mine]
-            _scatter(below, mine, [_cut(each) for each in errors], colour, marker, label)
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": marker,
+                "label": f"{kind} ({len(mine)})",
+            }
+            at = [row.measured.peak / scale for row in mine]
+            _points(above, at, [(row.peak or 0) / scale for row in mine], **look)
+            shown = [max(-edge, min(edge, errors[id(row)])) for row in mine]
+            _points(below, at, shown, **look)
     for axes in (above, below):
         axes.set_xscale("log")
         axes.set_xlim(*ends)
@@ -40,44 +56,61 @@ def draw(path: Path) -> Figure:
     above.set_yscale("log")
     above.set_ylim(*ends)
     for axis in (above.xaxis, above.yaxis, below.xaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-    above.set_ylabel("predicted peak, GiB")
+        _ticks(axis, *ends)
+    above.set_ylabel(f"predicted peak, {unit}")
     below.set_ylabel("error of the prediction, %")
-    below.set_xlabel("measured peak, GiB")
-    below.set_ylim(-1.06 * EDGE, 1.06 * EDGE)
-    beyond = sum(abs(100 * (row.peak_error or 0.0)) > EDGE for row in found)
+    below.set_xlabel(f"measured peak, {unit}")
+    below.set_ylim(-1.06 * edge, 1.06 * edge)
+    style.heading(figure, f"Peak memory of {len(found)} training runs: predicted against measured")
+    beyond = sum(abs(error) > edge for error in errors.values())
     if beyond:
-        text = f"{beyond} of {len(found)} runs are off by more than {EDGE} %: on the panel's edges"
-        below.set_title(text, fontsize=8, loc="right", color="0.35")
-    title = f"Peak memory of {len(found)} training runs: predicted against measured"
-    above.set_title(title, fontsize=10, loc="left")
+        below.set_title(
+            f"errors above {edge:g} % are drawn at the edge: {beyond} of {len(found)} runs",
+            fontsize=8,
+            loc="right",
+            color="0.35",
+        )
     above.legend(frameon=False, fontsize=9)
     return figure
+
+
+def reach(errors: list[float]) -> float:
+    """How far from zero the panel of errors reaches, in percent.
+
+    >>> reach([0.16, -0.02]), reach([]), reach([80.0])
+    (0.2, 0.1, 10)
+    """
+    ordered = sorted(abs(error) for error in errors)
+    most = ordered[ceil(SHOWN * len(ordered)) - 1] if ordered else 0
+    return next((edge for edge in EDGES if most <= edge), EDGES[-1])
 
 
 def kind_of(row: Row) -> str:
     """What a point is drawn as."""
     if row.flags:
-        return "flagged as unmodelled"
+        return "flagged as not modelled"
     config = row.run.config
     return "experts" if config is not None and config.model.experts else "dense"
 
 
-def _cut(error: float) -> float:
-    return max(-EDGE, min(EDGE, error))
+def _ticks(axis: Axis, least: float, most: float) -> None:
+    """Ticks at 1, 2 and 5 times powers of ten, or at even steps where fewer than three of them."""
+    steps = [step * 10.0**power for power in range(-12, 16) for step in (1, 2, 5)]
+    places = [step for step in steps if least <= step <= most]
+    axis.set_major_locator(FixedLocator(places) if len(places) > 2 else AutoLocator())
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
-def _scatter(
-    axes: Axes, found: list[Row], values: list[float], colour: str, marker: str, label: str
-) -> None:
+def _points(axes: Axes, at: list[float], values: list[float], **look: Any) -> None:
+    """The points of one kind of run."""
     axes.plot(
-        [row.measured.peak / GIB for row in found],
+        at,
         values,
-        marker,
+        linestyle="none",
         markersize=4.5,
         alpha=0.65,
         markeredgewidth=0,
-        color=colour,
-        label=label,
         clip_on=False,
+        **look,
     )

@@ -1,82 +1,98 @@
-"""A GPU's memory at every pipeline stage: stacked bars at the peak, and what there is room for."""
+"""The memory of the GPU at each pipeline stage: stacked bars at its peak, and the GPU's size."""
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import offset_copy
 
-from memcalc.analysis.device import device
-from memcalc.answers.memory import by_group
-from memcalc.answers.notes import recomputation, setting
+from memcalc.analysis.device import StageMemory, device
+from memcalc.analysis.headroom import headroom
+from memcalc.answers.memory import by_group, memory
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.figures import style
-from memcalc.units import GIB
+from memcalc.figures.style import Part
+from memcalc.units import common_scale
 
-# Group of parts -> its colour, and its hatch for print without colour.
+# Group of allocated parts -> its colour, and its hatch for print without colour.
 GROUPS = {
     "weights": (style.GREY, ""),
     "gradients": (style.SKY, "///"),
     "optimizer": (style.BLUE, ""),
-    "activations": (style.ORANGE, ""),
+    "activations": (style.ORANGE, "\\\\\\"),
     "logits": (style.VERMILION, "..."),
     "buffers": (style.PURPLE, "xxx"),
 }
-MARKERS = "ovs^D*P"  # of phases, above their bars
+MOST_LABELS = 12  # stages whose totals are written on their bars
 
 
 def draw(config: Config) -> Figure:
-    """Stacked bars, one a stage; a mark above each says in which phase its peak is.
+    """Stacked bars, one per stage: what is allocated at the peak, and above it what is estimated.
 
-    The accounting is ``exact``: a GPU holds every byte.
+    A bar's whole height is to be compared with the GPU's line. The accounting is ``exact``, for a
+    GPU holds every byte.
     """
-    figure, axes = style.sheet(height=4.6)
+    report = memory(config)
     config = config.padded
     held = device(config)
-    tops = [0.0] * len(held)
-    for group, (colour, hatch) in GROUPS.items():
-        heights = [by_group(stage.peak)[group] / GIB for stage in held]
-        if any(heights):
-            axes.bar(
-                range(len(held)),
-                heights,
-                bottom=tops,
-                width=0.76,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.4,
-                label=group,
-            )
-        tops = [top + height for top, height in zip(tops, heights, strict=True)]
-    above = offset_copy(axes.transData, figure, y=6, units="points")
-    phases = list(dict.fromkeys(stage.peak.name for stage in held))
-    for phase, marker in zip(phases, MARKERS, strict=False):
-        at = [stage.stage for stage in held if stage.peak.name == phase]
-        axes.plot(
-            at,
-            [tops[stage] for stage in at],
-            marker,
-            color="black",
-            markersize=4,
-            transform=above,
-            label=f"peak in {phase}",
-        )
-    most = max(tops)
-    if config.run.gpu is not None:
-        found = gpu(config.run.gpu)
-        capacity = found.memory_bytes / GIB
-        most = max(most, capacity)
-        label = f"{found.name}: {capacity:.4g} GiB"
-        axes.axhline(capacity, color="black", linestyle="--", linewidth=1, label=label)
-    axes.set_xlabel("pipeline stage")
-    axes.set_ylabel("GiB allocated per GPU")
-    axes.set_ylim(0, 1.12 * most)
-    axes.set_xlim(-0.6, len(held) - 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    how = f", {config.parallel.order}" if config.parallel.pp > 1 else ""
-    title = f"Memory of {setting(config)},\n{recomputation(config)}{how}"
-    axes.set_title(title, fontsize=9, loc="left", parse_math=False)
-    axes.legend(
-        frameon=False, fontsize=8, reverse=True, loc="upper left", bbox_to_anchor=(1.0, 1.0)
-    )
+    room = None if config.run.gpu is None else gpu(config.run.gpu)
+    beyond = headroom(config)
+    totals = [beyond.needed(stage.peak.bytes) for stage in held]
+    unit, scale = common_scale("bytes", [*totals, room.memory_bytes if room else 0])
+    groups = [by_group(stage.peak) for stage in held]
+    bars = [
+        Part(group, colour, hatch, [sizes[group] / scale for sizes in groups])
+        for group, (colour, hatch) in GROUPS.items()
+    ]
+    reserved = [(beyond.allocator(stage.peak.bytes) - stage.peak.bytes) / scale for stage in held]
+    fixed = [sum(part.bytes for part in beyond.fixed) / scale] * len(held)
+    for label, hatch, heights in (
+        ("reserved, not allocated", "////", reserved),
+        ("CUDA context and NCCL", "....", fixed),
+    ):
+        bars.append(Part(f"{label}\n(estimated)", "0.35", hatch, heights, estimated=True))
+
+    figure, axes = style.sheet(height=4.6)
+    tops = style.stack(axes, bars)
+    style.limits(axes, [stage.peak.bytes / scale for stage in held], "allocated at the peak")
+    if room is not None:
+        size = room.memory_bytes / scale
+        label = f"{room.name}: {size:,.4g} {unit}"
+        axes.axhline(size, color="black", linestyle="--", linewidth=1, label=label)
+    axes.set_ylim(0, 1.1 * max([*tops, *([room.memory_bytes / scale] if room else [])]))
+    if len(held) <= MOST_LABELS:
+        _totals(axes, tops)
+    style.stage_axis(axes, len(held))
+    axes.set_xlabel(f"pipeline stage\n{style.fitted(figure, phases(held), 9, 0.7)}", fontsize=9)
+    axes.set_ylabel(f"{unit} per GPU at the stage's peak")
+    style.heading(figure, report.title, report.answer)
+    style.beside(axes, reverse=True)
     return figure
+
+
+def phases(held: list[StageMemory]) -> str:
+    """In which phase of a step each stage has its peak, in words.
+
+    >>> from memcalc.config import load
+    >>> phases(device(load("22b", pp=2)))
+    'peak phase: backward (stage 0), loss (stage 1)'
+    """
+    found: dict[str, list[int]] = {}
+    for stage in held:
+        found.setdefault(stage.peak.name, []).append(stage.stage)
+    if len(held) == 1:
+        return f"peak phase: {held[0].peak.name}"
+    words = [f"{phase} ({style.stages_in_words(found[phase])})" for phase in found]
+    return f"peak phase: {', '.join(words)}"
+
+
+def _totals(axes: Axes, tops: list[float]) -> None:
+    """The height of each bar, above it."""
+    for place, top in enumerate(tops):
+        axes.annotate(
+            f"{top:,.4g}",
+            (place, top),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+        )

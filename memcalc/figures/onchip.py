@@ -15,16 +15,19 @@ from memcalc.config.gpus import gpu
 from memcalc.config.recurrent import OnChip, Recurrent
 from memcalc.figures import style
 
-# GPU -> its name in the figure, its colour, and its line for print without colour.
+# GPU -> its colour, and its line for print without colour.
 GPUS = {
-    "b200": ("B200", style.PURPLE, "-"),
-    "h100": ("H100", style.SKY, "--"),
-    "a100": ("A100", style.GREEN, "-"),
-    "v100": ("V100", style.ORANGE, "--"),
-    "p100": ("P100", style.VERMILION, "-"),
-    "titan-x": ("TitanX", style.GREY, "-."),
+    "b200": (style.PURPLE, "-"),
+    "h100": (style.SKY, "--"),
+    "a100": (style.GREEN, "-"),
+    "v100": (style.ORANGE, "--"),
+    "p100": (style.VERMILION, "-"),
+    "titan-x": (style.GREY, "-."),
 }
-PANELS = {"2+2": "4 bytes a weight (pruned: 2 + 2)", "4+4": "8 bytes a weight (pruned: 4 + 4)"}
+PANELS = {
+    "2+2": "4 bytes per weight (pruned: 2 of value, 2 of index)",
+    "4+4": "8 bytes per weight (pruned: 4 of value, 4 of index)",
+}
 DENSITIES = [0.01 * 100 ** (step / 40) for step in range(41)]
 SIZES = (500, 1000, 2000, 4000, 8000, 16000, 32000)
 
@@ -38,36 +41,34 @@ class Point(NamedTuple):
 
 
 def draw() -> Figure:
-    """A curve a GPU, for each guess of a pair's bytes; the published layers as points on them."""
+    """A curve per GPU, for two guesses of a weight's bytes; the published layers as points."""
     figure, panels = style.panels(len(PANELS))
     for axes, (pair, title) in zip(panels, PANELS.items(), strict=True):
-        for name, (label, colour, line) in GPUS.items():
+        for name, (colour, line) in GPUS.items():
             axes.plot(
                 [100 * density for density in DENSITIES],
                 curve(name, pair),
                 line,
                 color=colour,
-                label=label,
+                label=gpu(name).name,
                 linewidth=1.4,
             )
-        axes.set_title(title, fontsize=9, loc="left")
+        axes.set_title(title, fontsize=8, loc="left")
         _points(axes, pair)
         _scale(axes)
     panels[0].set_ylabel("largest hidden size")
     lines = panels[0].get_lines()
     panels[1].legend(handles=lines[: len(GPUS)], frameon=False, fontsize=8, loc="upper right")
     panels[0].legend(handles=lines[len(GPUS) :], frameon=False, fontsize=8, loc="lower left")
-    figure.suptitle(
-        "Vanilla recurrent layers whose weights stay on chip (u = 1: they fill all registers)",
-        fontsize=10,
-        x=0.01,
-        ha="left",
+    style.heading(
+        figure,
+        "Largest vanilla recurrent layer whose weights fill a GPU's registers, by their density",
     )
     return figure
 
 
 def curve(name: str, pair: str) -> list[int]:
-    """The largest hidden sizes of a GPU, a density after the other."""
+    """The largest hidden sizes that a GPU holds, one per density."""
     chip = Chip.of(gpu(name), OnChip())
     value, index = map(exact, map(float, pair.split("+")))
     return [
@@ -90,19 +91,15 @@ def _points(axes: Axes, pair: str) -> None:
     found = sorted(set(published()))
     pruned = [point for point in found if point.pair == pair]
     dense = [point for point in found if "+" not in point.pair] if pair == "2+2" else []
-    for points, label, face, beside in (
-        (pruned, "pruned (Zhu et al. 2018)", "black", (-3, -4)),
-        (dense, "dense (Diamos et al. 2016)", "white", (6, 0)),
+    for points, label, marker, beside in (
+        (pruned, "published, pruned, on P100\n(Zhu et al. 2018)", "D", (-3, -4)),
+        (dense, "published, dense, on TITAN X\nand P100 (Diamos et al. 2016)", "o", (6, 0)),
     ):
         axes.plot(
             [100 * point.density for point in points],
             [point.hidden for point in points],
-            "o",
-            color="black",
-            markerfacecolor=face,
-            markersize=4.5,
-            zorder=3,
             label=label,
+            **{**style.PUBLISHED, "marker": marker},
         )
         for point in points:
             left = beside[0] < 0 and point.density > DENSITIES[0]
@@ -124,7 +121,7 @@ def _scale(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.set_xlim(0.9, 420)
     axes.set_ylim(SIZES[0], 1.1 * SIZES[-1])
-    axes.set_xlabel("density, percent")
+    axes.set_xlabel("density of the recurrent weights, %")
     for axis, places in ((axes.xaxis, (1, 3, 10, 30, 100)), (axes.yaxis, SIZES)):
         axis.set_major_locator(FixedLocator(places))
         axis.set_minor_locator(NullLocator())

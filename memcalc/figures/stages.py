@@ -1,12 +1,11 @@
-"""The activations of every pipeline stage: at its peak, as figure 9 has it, and over time."""
+"""The activations of each pipeline stage: at its peak (the paper's figure 9), and over time."""
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from memcalc.analysis.schedule import (
     BACKWARD,
@@ -16,95 +15,148 @@ from memcalc.analysis.schedule import (
     Timed,
     timeline,
 )
-from memcalc.analysis.stages import Weight, chunk_weights, stages
-from memcalc.answers.notes import recomputation, setting
+from memcalc.analysis.stages import Held, Weight, chunk_weights, stages
+from memcalc.answers.notes import recomputation, whole_setting
 from memcalc.config import Config
 from memcalc.figures import style
-from memcalc.units import GIB
+from memcalc.figures.style import Part
+from memcalc.units import common_scale
 
 PARTS = {
-    "layers": ("layers", style.BLUE),
-    "embedding": ("embedding", style.ORANGE),
-    "head": ("last norm,\nlogits, loss", style.GREEN),
+    "layers": ("layers", style.BLUE, "///"),
+    "embedding": ("embedding", style.ORANGE, "\\\\\\"),
+    "head": ("last norm, logits\nand loss", style.GREEN, "..."),
 }
-CURVES = 8  # stages that are drawn over time, of many
+CURVES = 8  # of more stages, so many are drawn over time
+LOOKED_AT = 64  # among so many, evenly spaced
+MOST_POINTS = 2000  # of a curve
+# A curve's colour and line, from the first stage to the last.
+LINES = (
+    (style.BLUE, "-"),
+    (style.ORANGE, "-"),
+    (style.GREEN, "-"),
+    (style.VERMILION, "-"),
+    (style.SKY, "--"),
+    (style.PURPLE, "--"),
+    (style.GREY, "--"),
+    (style.BLACK, "--"),
+)
+
+Curve = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def draw(config: Config, accounting: str) -> Figure:
-    """Above, stacked bars, one a stage; below, what stages hold along the schedule."""
+    """Above, stacked bars, one per stage; below, what stages hold while the schedule runs."""
     config = config.padded
+    runs = timeline(config.parallel, config.microbatches)  # first: it refuses what is too long
+    freed = stages(config, accounting)
+    kept = stages(config, accounting, frees_outputs=False)
+    unit, scale = common_scale("bytes", [held.total for held in kept])
     if config.parallel.pp == 1:
         figure, axes = style.sheet()
-        bars(axes, config, accounting)
-        return figure
-    figure, (above, below) = style.sheets(2, height=6.6)
-    over_time(below, config, accounting)  # first: it refuses schedules that are too long
-    bars(above, config, accounting)
+        bars(axes, freed, [], unit, scale)
+    else:
+        figure, (axes, below) = style.sheets(2, height=6.8)
+        bars(axes, freed, kept, unit, scale)
+        over_time(below, config, accounting, runs, unit, scale)
+    how = f"{recomputation(config)}, {accounting} accounting"
+    style.heading(figure, f"Activations of {whole_setting(config)}, {how}")
     return figure
 
 
-def bars(axes: Axes, config: Config, accounting: str) -> None:
-    """Stacked bars, one a stage; a line shows what they were if outputs were not freed."""
-    freed = stages(config, accounting)
-    kept = stages(config, accounting, frees_outputs=False)
-    numbers = [held.stage for held in freed]
-    tops = [0.0] * len(freed)
-    for part, (label, colour) in PARTS.items():
-        heights = [getattr(held, part) / GIB for held in freed]
-        if any(heights):
-            axes.bar(numbers, heights, bottom=tops, width=0.8, color=colour, label=label)
-        tops = [top + height for top, height in zip(tops, heights, strict=True)]
-    if config.parallel.pp > 1:
-        axes.plot(
-            numbers,
-            [held.total / GIB for held in kept],
-            "o-",
-            markersize=3,
-            linewidth=1,
-            color="black",
-            label="with outputs\nthat are not freed",
-        )
-    axes.set_xlabel("pipeline stage")
-    axes.set_ylabel("GiB of activations per GPU")
-    axes.set_ylim(0, 1.15 * max(held.total for held in kept) / GIB)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    title = f"Activations of {setting(config)},\n{recomputation(config)}, by stage at its peak"
-    axes.set_title(title, fontsize=9, loc="left", parse_math=False)
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def over_time(axes: Axes, config: Config, accounting: str) -> None:
-    """A curve a stage: the bytes of micro-batches in flight, and of weights' inputs that wait."""
-    p, n = config.parallel.pp, config.microbatches
-    runs = timeline(config.parallel, n)
-    shown = (
-        sorted({round(i * (p - 1) / (CURVES - 1)) for i in range(CURVES)})
-        if p > CURVES
-        else (range(p))
+def bars(axes: Axes, freed: Sequence[Held], kept: Sequence[Held], unit: str, scale: int) -> None:
+    """Stacked bars, one per stage; a dark line shows them if outputs are not deallocated."""
+    style.stack(
+        axes,
+        [
+            Part(label, colour, hatch, [getattr(held, part) / scale for held in freed])
+            for part, (label, colour, hatch) in PARTS.items()
+        ],
     )
-    colours = colormaps["viridis"]
-    for stage in shown:
-        times, sizes = curve(runs[stage], chunk_weights(config, stage, accounting))
+    if kept:
+        heights = [held.total / scale for held in kept]
+        style.limits(axes, heights, "if stage outputs are\nnot deallocated")
+    axes.set_xlabel("pipeline stage")
+    axes.set_ylabel(f"{unit} per GPU at the peak")
+    axes.set_ylim(0, 1.1 * max(held.total for held in kept or freed) / scale)
+    style.stage_axis(axes, len(freed))
+    style.beside(axes, reverse=True)
+
+
+def over_time(
+    axes: Axes,
+    config: Config,
+    accounting: str,
+    runs: Sequence[Sequence[Timed]],
+    unit: str,
+    scale: int,
+) -> None:
+    """A curve per stage, or for all stages that hold the same at all times."""
+    shown = curves(config, accounting, runs)
+    for (times, sizes), numbers, (colour, line) in zip(
+        shown.keys(), shown.values(), LINES, strict=False
+    ):
         axes.plot(
-            times,
-            [size / GIB for size in sizes],
+            *thinned(times, [size / scale for size in sizes]),
+            line,
             drawstyle="steps-post",
-            linewidth=1.2,
-            color=colours(0.92 * stage / (p - 1)),
-            label=f"stage {stage}",
+            linewidth=1.3,
+            color=colour,
+            label=style.stages_in_words(numbers),
         )
     walked = max(step.step.microbatch for step in runs[0]) + 1
-    some = f", {walked} of {n} micro-batches" if walked < n else ""
-    axes.set_xlabel(
-        f"time along {config.parallel.order}{some}; a chunk's forward takes 1, its backward 2"
+    some = (
+        f", {walked} of {config.microbatches} micro-batches" if walked < config.microbatches else ""
     )
-    axes.set_ylabel("GiB in flight per GPU")
+    axes.set_xlabel(
+        f"time, {config.parallel.order} schedule{some}\n"
+        "(unit: a model chunk's forward; its backward takes 2)"
+    )
+    axes.set_ylabel(f"{unit} per GPU, in flight")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=8, ncols=1, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    style.beside(axes)
 
 
-def curve(steps: list[Timed], weights: list[tuple[Weight, Weight]]) -> tuple[list[int], list[int]]:
+def curves(
+    config: Config, accounting: str, runs: Sequence[Sequence[Timed]]
+) -> dict[Curve, list[int]]:
+    """The curves to draw, each with the stages whose curve it is."""
+    found: dict[Curve, list[int]] = {}
+    for stage in spaced(len(runs), LOOKED_AT):
+        times, sizes = curve(runs[stage], chunk_weights(config, stage, accounting))
+        found.setdefault((tuple(times), tuple(sizes)), []).append(stage)
+    return {list(found)[i]: list(found.values())[i] for i in spaced(len(found), CURVES)}
+
+
+def spaced(number: int, most: int) -> list[int]:
+    """The numbers below one, or as many as there may be of them, the first and last included.
+
+    >>> spaced(3, 8), spaced(35, 8)
+    ([0, 1, 2], [0, 5, 10, 15, 19, 24, 29, 34])
+    """
+    if number <= most:
+        return list(range(number))
+    return [round(i * (number - 1) / (most - 1)) for i in range(most)]
+
+
+def thinned(times: Sequence[int], sizes: Sequence[float]) -> tuple[list[int], list[float]]:
+    """A curve in at most about ``MOST_POINTS`` points: of neighbours, the highest is left.
+
+    >>> thinned([0, 1], [5.0, 7.0])
+    ([0, 1], [5.0, 7.0])
+    """
+    step = -(-len(times) // MOST_POINTS)
+    groups = [range(i, min(i + step, len(times))) for i in range(0, len(times), step)]
+    best = [max(group, key=lambda i: sizes[i]) for group in groups]
+    if best[-1] != len(times) - 1:
+        best.append(len(times) - 1)
+    return [times[i] for i in best], [sizes[i] for i in best]
+
+
+def curve(
+    steps: Sequence[Timed], weights: Sequence[tuple[Weight, Weight]]
+) -> tuple[list[int], list[int]]:
     """When what a stage holds changes, and to how many bytes.
 
     A forward holds its activations from its start; a backward frees them at its end.

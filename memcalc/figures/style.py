@@ -1,7 +1,8 @@
 """How every figure looks, and how it becomes a file.
 
-One vocabulary: bars and lines are memcalc's numbers; points are measured or published ones. A dark
-line across a bar is a limit of it; hatching on white is an estimate.
+One vocabulary: filled bars and curves are memcalc's exact numbers, points are measured or published
+ones. Hatching on white is an estimate or a measurement, and a dark line across a bar is a second
+number of the same kind, which the legend names.
 """
 
 import io
@@ -52,12 +53,11 @@ def own() -> Iterator[None]:
     ...     rcParams["text.usetex"]
     False
     """
-    plain: dict[Any, Any] = {
-        name: value for name, value in rcParamsDefault.items() if name not in _KEPT
-    }
+    settings: dict[Any, Any] = {k: v for k, v in rcParamsDefault.items() if k not in _KEPT}
+    settings |= _OWN
     with rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script of other fonts
-        rcParams.update({**plain, **_OWN})
+        rcParams.update(settings)
         yield
 
 
@@ -113,7 +113,7 @@ def _plain(
 
 def heading(figure: Figure, *lines: str) -> None:
     """The title at the figure's upper left, each of its lines wrapped to the figure's width."""
-    text = "\n".join(fitted(figure, line, 9) for line in lines)
+    text = "\n".join(fitted(figure, line, 9) for line in lines if line)
     figure.suptitle(text, fontsize=9, x=0.01, ha="left", parse_math=False)
 
 
@@ -129,9 +129,9 @@ def fitted(figure: Figure, text: str, size: float, share: float = 0.97) -> str:
 
 def width(text: str, size: float) -> float:
     """The width of a line of text, in points."""
-    canvas: Any = FigureCanvasAgg(Figure(dpi=72))
+    canvas: Any = FigureCanvasAgg(Figure(dpi=DPI))
     label = canvas.figure.text(0, 0, text, fontsize=size, parse_math=False)
-    return float(label.get_window_extent(canvas.get_renderer()).width)
+    return float(label.get_window_extent(canvas.get_renderer()).width) * 72 / DPI
 
 
 class Part(NamedTuple):
@@ -156,15 +156,26 @@ def stack(axes: Axes, parts: Sequence[Part], bar: float = 0.76) -> list[float]:
     tops = [0.0] * number
     for label, colour, hatch, heights, estimated in parts:
         above = [top + height for top, height in zip(tops, heights, strict=True)]
-        face, edge = ("white", colour) if estimated else (colour, "white")
-        look: dict[str, Any] = {"facecolor": face, "edgecolor": edge, "hatch": hatch}
+        look = hatched(colour, hatch) if estimated else filled(colour, hatch)
         if any(heights) and number > MOST_BARS:
             edges = [place - 0.5 for place in range(number + 1)]
-            axes.stairs(above, edges, baseline=tops, fill=True, linewidth=0, label=label, **look)
+            axes.stairs(
+                above, edges, baseline=tops, fill=True, label=label, **{**look, "linewidth": 0}
+            )
         elif any(heights):
-            axes.bar(range(number), heights, bar, tops, linewidth=0.4, label=label, **look)
+            axes.bar(range(number), heights, bar, tops, label=label, **look)
         tops = above
     return tops
+
+
+def filled(colour: str, hatch: str) -> dict[str, Any]:
+    """The look of a bar in a colour, hatched in white for print without colour."""
+    return {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "linewidth": 0.4}
+
+
+def hatched(colour: str, hatch: str) -> dict[str, Any]:
+    """The look of a bar that is not memcalc's exact number: hatched in a colour, on white."""
+    return {"facecolor": "white", "edgecolor": colour, "hatch": hatch, "linewidth": 0.6}
 
 
 def limits(axes: Axes, heights: Sequence[float], label: str, bar: float = 0.76) -> None:
@@ -184,7 +195,7 @@ def stage_axis(axes: Axes, stages: int) -> None:
     if ticks[-1] != stages - 1:
         ticks = [tick for tick in ticks if stages - 1 - tick >= 0.6 * step] + [stages - 1]
     axes.set_xticks(ticks)
-    spare = max(0, 4 - stages) / 2
+    spare = max(0, 5 - stages) / 2
     axes.set_xlim(-0.6 - spare, stages - 0.4 + spare)
 
 

@@ -1,72 +1,65 @@
-"""The memory of one layer under each technique: stacked bars, a colour a part."""
+"""The memory of one layer under each technique: stacked bars, a colour per part."""
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memcalc.analysis import activations
 from memcalc.answers.layer import TECHNIQUES
 from memcalc.answers.notes import setting
-from memcalc.blocks.layer import kinds, layer_graph, usual_kind
+from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.figures import style
-from memcalc.units import GIB
+from memcalc.figures.style import Part
+from memcalc.units import column, common_scale
 
 CORE = "core"
 
-# Part -> how it is named, its colour, and its hatch for print without colour.
+# Part -> its name, its colour, and its hatch for print without colour.
 PARTS = {
-    "layer": ("layer's input", style.GREY, "--"),
-    "norm": ("norms", style.ORANGE, ""),
+    "layer": ("layer's input", style.GREY, ""),
+    "norm": ("norms", style.ORANGE, "\\\\\\"),
     "attention": ("attention", style.BLUE, "///"),
-    CORE: ("attention core (s x s)", style.VERMILION, "xxx"),
+    CORE: ("attention scores (s x s)", style.VERMILION, "xxx"),
     "mlp": ("MLP", style.GREEN, "..."),
-    "moe": ("experts", style.GREEN, "..."),
+    "moe": ("experts", style.PURPLE, "..."),
 }
 SHOWN = {"cross_attention": "attention"}  # parts that are drawn with another
-_TICKS = {"none": "no\nparallelism", "full": "full\nrecompute"}
+TICKS = {
+    "none": "no\nparallelism",
+    "tensor": "tensor\nparallel",
+    "tensor+sequence": "tensor +\nsequence\nparallel",
+    "tensor+selective": "tensor\nparallel,\nselective\nrecompute",
+    "tensor+sequence+selective": "tensor +\nsequence\nparallel,\nselective\nrecompute",
+    "full": "tensor\nparallel,\nfull\nrecompute",
+}
 
 
 def draw(config: Config, accounting: str) -> Figure:
-    """Stacked bars: one a technique, its parts in one colour each, GiB on the axis."""
-    figure, axes = style.sheet()
-    bars = {technique.name: parts(technique.of(config), accounting) for technique in TECHNIQUES}
-    tops = [0.0] * len(bars)
-    for part, (label, colour, hatch) in PARTS.items():
-        heights = [sizes.get(part, 0) / GIB for sizes in bars.values()]
-        if any(heights):
-            axes.bar(
-                range(len(bars)),
-                heights,
-                bottom=tops,
-                width=0.68,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.6,
-                label=label,
-            )
-        tops = [top + height for top, height in zip(tops, heights, strict=True)]
-    tensor = tops[list(bars).index("tensor")]
-    for x, top in enumerate(tops):
-        axes.annotate(
-            f"{top:.3g} GiB\n{100 * top / tensor:.0f} %",
-            (x, top),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=8,
-        )
-    ticks = [_TICKS.get(name, name.replace("+", "\n+ ")) for name in bars]
-    axes.set_xticks(range(len(bars)), ticks, fontsize=9)
-    axes.set_ylabel("GiB per layer and GPU")
-    axes.set_ylim(0, 1.16 * max(tops))
-    kind = f"{usual_kind(config)} " if len(kinds(config)) > 1 else ""
-    title = f"Activation memory of one {kind}layer of {setting(config.with_parallel(sp=False))}"
-    axes.set_title(title, fontsize=10, loc="left", parse_math=False)
-    axes.legend(frameon=False, fontsize=9, reverse=True)
-    axes.set_xlabel(
+    """Stacked bars, one per technique, for each kind of layer, in the unit of ``layer``'s table."""
+    under = {technique.name: technique.of(config) for technique in TECHNIQUES}
+    layers = kinds(config)
+    bars = {kind: [parts(each, accounting, kind) for each in under.values()] for kind in layers}
+    unit, scale = common_scale(
+        "bytes", [sum(sizes.values()) for found in bars.values() for sizes in found]
+    )
+    figure, panels = style.sheets(len(layers), height=1.8 + 2.6 * len(layers))
+    for axes, (kind, sizes) in zip(panels, bars.items(), strict=True):
+        _panel(axes, sizes, unit, scale)
+        if len(layers) > 1:
+            axes.set_title(f"{kind} layers ({layers[kind]})", fontsize=9, loc="left")
+    highest = max(axes.get_ylim()[1] for axes in panels)
+    for axes in panels:
+        axes.set_ylim(0, highest)
+        axes.label_outer()
+    panels[-1].set_xticks(range(len(under)), [TICKS[name] for name in under], fontsize=8)
+    style.heading(
+        figure,
+        f"Activation memory of one layer of {setting(config.with_parallel(sp=False))}, per GPU",
+        *_equal(config, list(bars.values())),
+    )
+    figure.supxlabel(
         f"{config.run.implementation.name} implementation, {accounting} accounting; "
-        "percent of tensor parallelism alone",
+        "100 % is tensor parallelism alone",
         fontsize=8,
         color="0.35",
         parse_math=False,
@@ -74,16 +67,16 @@ def draw(config: Config, accounting: str) -> Figure:
     return figure
 
 
-def parts(config: Config, accounting: str) -> dict[str, int]:
-    """The bytes that one layer keeps, by the part that keeps them.
+def parts(config: Config, accounting: str, kind: str | None = None) -> dict[str, int]:
+    """The bytes that one layer saves for backward, by the part that saves them.
 
-    The attention's core is what selective recomputation drops.
+    ``core`` is what selective recomputation drops of the attention.
 
     >>> from memcalc.config import load
     >>> parts(load("22b"), "paper")["core"] == 5 * 64 * 2048**2 * 4 // 8
     True
     """
-    graph = layer_graph(config)
+    graph = layer_graph(config, kind=kind)
     dropped_by = activations.drops(graph)
     sizes: dict[str, int] = {}
     for entry in activations.counted(activations.kept(graph, config.run.policy), accounting):
@@ -92,3 +85,43 @@ def parts(config: Config, accounting: str) -> dict[str, int]:
         )
         sizes[part] = sizes.get(part, 0) + entry.tensor.bytes
     return sizes
+
+
+def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: int) -> None:
+    """The bars of one kind of layer, with their heights and what share of the second they are."""
+    tops = style.stack(
+        axes,
+        [
+            Part(label, colour, hatch, [sizes.get(part, 0) / scale for sizes in bars])
+            for part, (label, colour, hatch) in PARTS.items()
+        ],
+        0.68,
+    )
+    totals = [sum(sizes.values()) for sizes in bars]
+    tensor = totals[[technique.name for technique in TECHNIQUES].index("tensor")]
+    written = column(totals, scale)
+    for place, (top, total, text) in enumerate(zip(tops, totals, written, strict=True)):
+        share = 100 * total / tensor
+        axes.annotate(
+            f"{text}\n{share:.0f} %" if share >= 1 else f"{text}\n{share:.2g} %",
+            (place, top),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+        )
+    axes.set_ylabel(f"{unit} per layer")
+    axes.set_ylim(0, 1.22 * max(tops))
+    style.beside(axes, reverse=True)
+
+
+def _equal(config: Config, panels: list[list[dict[str, int]]]) -> list[str]:
+    """Why bars are equal, where they are."""
+    place = {technique.name: number for number, technique in enumerate(TECHNIQUES)}
+    lines = []
+    if config.parallel.tp == 1:
+        lines.append("t is 1, so neither tensor nor sequence parallelism changes a bar (see --tp)")
+    if all(bars[place["tensor"]] == bars[place["tensor+selective"]] for bars in panels):
+        lines.append("selective recomputation drops nothing: attention keeps no scores")
+    return ["; ".join(lines)] if lines else []

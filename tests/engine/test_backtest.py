@@ -469,10 +469,10 @@ class TestFigure:
         figure = library.plot("backtest", RUNS)
         above, below = figure.axes
         points = {line.get_label(): line for line in above.lines}
-        assert set(points) == {"as measured", "dense (2)", "flagged as unmodelled (1)"}
+        assert set(points) == {"predicted = measured", "dense (2)", "flagged as not modelled (1)"}
         found = rows(RUNS)
         assert list(points["dense (2)"].get_xdata()) == [
-            row.measured.peak / 2**30 for row in (found[0], found[2])
+            row.measured.peak / 2**20 for row in (found[0], found[2])
         ]
         assert below.get_ylabel() == "error of the prediction, %"
 

@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.text import Text
 
 from memcalc import figures, load, plot
+from memcalc.figures import stages, style
 
 HOSTILE_RC = {
     "usetex": b"text.usetex: True\nfont.size: 40\nsavefig.dpi: 10\nsavefig.bbox: tight\n",
@@ -83,3 +87,102 @@ class TestStyle:
             assert figures.encode(drawn, ".png") == plain
             assert {name: matplotlib.rcParams[name] for name in theirs} == theirs
             assert drawn._repr_png_().startswith(b"\x89PNG")
+
+
+RUNS = Path(__file__).parents[1] / "runs.jsonl"
+DUALPIPE = {"pp": 16, "schedule": "dualpipe", "global_batch_size": 64}
+LONG = "W" * 300  # the widest letter there is
+
+# What is drawn, of what: one stage and many, every kind of layer, no GPU and one, long names.
+DRAWN = [
+    ("memory", "175b", {"sp": True, "recompute": "selective"}),
+    ("memory", "llama-3-8b", {"seq_length": 4096, "gpu": "h100", "zero": 1, "dp": 8}),
+    ("memory", "t5-11b", {"seq_length": 512}),
+    ("memory", "1t", {"sp": True, "recompute": "selective"}),
+    ("memory", "deepseek-v3", {"seq_length": 4096, "pp": 32, "ep": 8, "dp": 8, "zero": 1}),
+    ("stages", "22b", {}),
+    ("stages", "175b", {"sp": True, "recompute": "selective"}),
+    ("stages", "530b", {"vpp": 1, "recompute": "full"}),
+    ("stages", "llama-3-70b", {"pp": 4, "vpp": 5}),
+    ("stages", "deepseek-v3", {"seq_length": 4096, **DUALPIPE}),
+    ("techniques", "175b", {}),
+    ("techniques", "llama-3-8b", {}),
+    ("techniques", "deepseek-v3", {"seq_length": 4096, "tp": 8}),
+    ("techniques", "t5-11b", {"seq_length": 16}),
+    *((kind, LONG, {}) for kind in ("memory", "stages", "techniques")),
+    *((kind, None, {}) for kind in figures.PAPER),
+    ("backtest", RUNS, {}),
+]
+
+
+def drawn(kind, name, settings):
+    if name is None or isinstance(name, Path):
+        return plot(kind, name)
+    config = load("530b" if name == LONG else name, **settings)
+    if name == LONG:
+        config = replace(config, model=replace(config.model, name=LONG))
+    return plot(kind, config)
+
+
+class TestLayout:
+    @pytest.mark.parametrize(
+        ("kind", "name", "settings"),
+        DRAWN,
+        ids=[f"{kind}-{str(name)[-20:]}" for kind, name, _ in DRAWN],
+    )
+    def test_no_text_is_cut_off_or_covers_another(self, monkeypatch, kind, name, settings):
+        figure = drawn(kind, name, settings)
+        boxes = {}
+        draw = Text.draw
+
+        def recorded(text, renderer, *rest):
+            if text.get_visible() and text.get_text().strip():
+                boxes[text] = text.get_window_extent(renderer)
+            draw(text, renderer, *rest)
+
+        figure.draw_without_rendering()  # it is now laid out
+        monkeypatch.setattr(Text, "draw", recorded)
+        figure.canvas.draw()
+        assert len(boxes) > 5
+        texts = {text: box.padded(-0.5) for text, box in boxes.items()}
+        for text, box in texts.items():
+            inside = figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            assert inside, text
+            assert figure.bbox.y0 <= box.y0, text
+            assert box.y1 <= figure.bbox.y1, text
+        for text, box in texts.items():
+            covered = [other for other in texts if other is not text and box.overlaps(texts[other])]
+            assert not covered, text
+
+
+class TestStages:
+    @pytest.mark.parametrize("number", [1, 2, 8, 16, 17, 35, 36, 64, 100, 1000])
+    def test_ticks_are_of_stages_that_exist(self, number):
+        _, axes = style.sheet()
+        style.stage_axis(axes, number)
+        ticks = axes.get_xticks()
+        assert (ticks[0], ticks[-1]) == (0, number - 1)
+        assert all(tick in range(number) for tick in ticks)
+        assert len(ticks) <= 18
+
+    def test_stages_with_the_same_curve_are_named_together(self):
+        config = load("deepseek-v3", seq_length=4096, **DUALPIPE)
+        _, below = plot("stages", config).axes
+        labels = [text.get_text() for text in below.get_legend().get_texts()]
+        assert labels == [f"stages {stage} and {15 - stage}" for stage in range(8)]
+
+    def test_a_long_curve_is_thinned_and_keeps_its_peak_and_its_end(self):
+        times = list(range(100_001))
+        sizes = [0.0] * 100_001
+        sizes[77_777] = 5.0
+        few, left = stages.thinned(times, sizes)
+        assert len(few) <= stages.MOST_POINTS + 1
+        assert left[few.index(77_777)] == 5.0
+        assert few[-1] == 100_000
+
+    def test_many_bars_are_one_outline_of_the_same_heights(self):
+        number = style.MOST_BARS + 1
+        _, axes = style.sheet()
+        parts = [style.Part(name, "red", "", range(number)) for name in "ab"]
+        assert style.stack(axes, parts) == [2 * height for height in range(number)]
+        assert len(axes.patches) == 2

@@ -406,19 +406,27 @@ class TestFill:
 
 
 class TestFigures:
-    def test_bars_are_the_parts_and_the_line_is_the_gpu(self):
+    def test_bars_are_allocated_parts_and_estimates_and_the_line_is_the_gpu(self):
         config = load("175b", sp=True, recompute="selective")
         (axes,) = plot("memory", config).axes
-        tops = [0.0] * 8
+        allocated, tops = [0.0] * 8, [0.0] * 8
         for bar in axes.patches:
             place = round(bar.get_x() + bar.get_width() / 2)
-            tops[place] = max(tops[place], bar.get_y() + bar.get_height())
-        peaks = [held.peak.bytes / GIB for held in device(config)]
-        assert tops == pytest.approx(peaks)
+            top = bar.get_y() + bar.get_height()
+            tops[place] = max(tops[place], top)
+            if bar.get_facecolor() != (1, 1, 1, 1):  # estimates are white with hatching
+                allocated[place] = max(allocated[place], top)
+        held = device(config)
+        assert allocated == pytest.approx([stage.peak.bytes / GIB for stage in held])
+        needed = headroom(config).needed
+        assert tops == pytest.approx([needed(stage.peak.bytes) / GIB for stage in held])
+        (lines,) = axes.collections
+        marked = [segment[0][1] for segment in lines.get_segments()]
+        assert marked == pytest.approx(allocated)
         labels = [text.get_text() for text in axes.get_legend().get_texts()]
-        assert "peak in backward" in labels
         assert "activations" in labels
         assert "a100-80gb: 80 GiB" in labels
+        assert "peak phase: backward (stages 0-7)" in axes.get_xlabel()
 
     def test_an_accounting_is_refused_where_every_byte_is_counted(self):
         with pytest.raises(UsageError, match="figure memory has no choice of accounting"):
@@ -439,7 +447,8 @@ class TestFigures:
 
     def test_of_many_stages_eight_are_drawn(self):
         below = plot("stages", load("530b", vpp=1)).axes[1]
-        assert [line.get_label() for line in below.lines][::7] == ["stage 0", "stage 34"]
+        labels = [text.get_text() for text in below.get_legend().get_texts()]
+        assert labels[::7] == ["stage 0", "stage 34"]
         assert len(below.lines) == 8
         assert "140 of 280 micro-batches" in below.get_xlabel()
 

@@ -18,8 +18,8 @@ from memcalc.errors import OutputError, UsageError
 from memcalc.figures.techniques import PARTS, parts
 from memcalc.files import write
 from memcalc.render import render
-from memcalc.report import Column, Report
-from memcalc.units import GIB
+from memcalc.report import Column, Report, scales
+from memcalc.units import MIB
 
 HOSTILE = Report(
     "demo",
@@ -172,7 +172,9 @@ class TestFigure:
         for bar in axes.patches:
             x = round(bar.get_x() + bar.get_width() / 2)
             tops[x] = max(tops.get(x, 0), bar.get_y() + bar.get_height())
-        expected = [size / GIB for size in memcalc.layer(config).column("bytes")]
+        report = memcalc.layer(config)
+        assert scales(report)["bytes"][0] in axes.get_ylabel()
+        expected = [size / MIB for size in report.column("bytes")]
         assert [tops[x] for x in range(6)] == pytest.approx(expected)
 
     @pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3", "t5-11b", "bert-large"])
@@ -184,9 +186,17 @@ class TestFigure:
         assert sizes.keys() <= PARTS.keys()
         assert sum(sizes.values()) == memcalc.layer_bytes(config)
 
-    def test_a_figure_of_a_mixed_model_names_the_kind_of_layer(self):
-        (axes,) = memcalc.plot("techniques", load("deepseek-v3", seq_length=512)).axes
-        assert "one moe layer of deepseek-v3" in axes.get_title(loc="left")
+    def test_a_figure_of_a_mixed_model_shows_every_kind_of_layer(self):
+        drawn = memcalc.plot("techniques", load("deepseek-v3", seq_length=512))
+        titles = [axes.get_title(loc="left") for axes in drawn.axes]
+        assert titles == ["dense layers (3)", "moe layers (58)", "mtp layers (1)"]
+
+    def test_equal_bars_are_explained(self):
+        drawn = memcalc.plot("techniques", load("llama-3-8b", seq_length=512))
+        title = drawn.get_suptitle().replace("\n", " ")
+        assert "t is 1, so neither tensor nor sequence" in title
+        assert "selective recomputation drops nothing" in title
+        assert "t is 1" not in memcalc.plot("techniques", load("22b")).get_suptitle()
 
     def test_each_part_has_a_colour_of_its_own(self):
         (axes,) = memcalc.plot("techniques", load("22b")).axes
@@ -203,10 +213,10 @@ class TestFigure:
     def test_a_file_is_what_its_suffix_says(self):
         drawn = memcalc.plot("techniques", load("175b"))
         png = figures.encode(drawn, ".PNG")
-        assert matplotlib.image.imread(io.BytesIO(png)).shape[:2] == (840, 1440)
+        assert matplotlib.image.imread(io.BytesIO(png)).shape[:2] == (880, 1440)
         svg = figures.encode(drawn, ".svg").decode()
         assert ElementTree.fromstring(svg).tag.endswith("svg")
-        assert "GiB per layer and GPU" in svg
+        assert "MiB per layer" in svg
         assert figures.encode(drawn, ".pdf").startswith(b"%PDF-")
 
     def test_the_same_question_draws_the_same_file(self):
