@@ -73,7 +73,7 @@ def phases(held: list[StageMemory]) -> str:
 
     >>> from memcalc.config import load
     >>> phases(device(load("22b", pp=2)))
-    'peak phase: backward (stage 0), loss (stage 1)'
+    'peak phase: forward (stage 0), loss (stage 1)'
     """
     found: dict[str, list[int]] = {}
     for stage in held:

@@ -117,7 +117,7 @@ def heading(figure: Figure, *lines: str) -> None:
     figure.suptitle(text, fontsize=9, x=0.01, ha="left", parse_math=False)
 
 
-def fitted(figure: Figure, text: str, size: float, share: float = 0.97) -> str:
+def fitted(figure: Figure, text: str, size: float, share: float = 0.94) -> str:
     """A text in as many lines as it needs, four at the most, in a share of the figure's width."""
     room = share * figure.get_figwidth() * 72
     for columns in range(140, 20, -4):
