@@ -17,7 +17,6 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils._sympy import functions as torch_sympy
@@ -30,7 +29,16 @@ from memcalc.report import Report
 from memcalc.validation.arguments import arguments, places_of, plain_module
 from memcalc.validation.interpolation import interpolated
 from memcalc.validation.measure import Stored
-from memcalc.validation.valueless import Build, Run, StoppedError, Subject, like, operation, quiet
+from memcalc.validation.valueless import (
+    Build,
+    Run,
+    StoppedError,
+    Subject,
+    like,
+    operation,
+    quiet,
+    without_values,
+)
 
 DEVICES = ("cuda", "cpu")
 ACTIVATION, INPUT, BUFFER = "activation", "input", "buffer"
@@ -339,7 +347,7 @@ def _symbolic(subject: Subject) -> Derived:
     """
     sizes = subject.sizes
     env = ShapeEnv(duck_shape=False)
-    with quiet(), FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
+    with quiet(), without_values(env):
         given = {letter: _symbol(env, letter, size) for letter, size in sizes.items()}
         names = {given[letter].node.expr: _whole(letter) for letter in sizes}
         run = subject.on(given)

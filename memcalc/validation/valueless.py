@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,7 +43,7 @@ class Subject(NamedTuple):
         """A run at sizes that are numbers."""
         with quiet(), ExitStack() as stack:
             if self.device == "cpu":
-                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+                stack.enter_context(without_values())
             return self.on(sizes)
 
     def on(self, sizes: Mapping[str, Any]) -> "Run":
@@ -59,6 +60,14 @@ class Run(NamedTuple):
 
     stored: tuple[Stored, ...]
     told: tuple[str, ...]
+
+
+def without_values(symbols: ShapeEnv | None = None) -> FakeTensorMode:
+    """PyTorch's mode in which tensors have no values, and sizes may be symbols."""
+    mode = FakeTensorMode(shape_env=symbols, allow_non_fake_inputs=True)
+    # nearly every operation here is a new one to the cache, which runs it twice to fill itself
+    mode.cache_enabled = False
+    return mode
 
 
 class _Place(TorchDispatchMode):

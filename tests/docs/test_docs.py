@@ -20,7 +20,13 @@ REFRESH = runpy.run_path(str(Path(__file__).with_name("refresh.py")))
 SHOWN = list(REFRESH["shown"]())
 
 
-@pytest.mark.parametrize(("line", "shown"), SHOWN, ids=[line for line, _ in SHOWN])
+def marked(line: str, shown: str):
+    """A command of a page and its output, as a parameter: some commands run torch."""
+    runs_torch = line.startswith(("derive ", "validate "))
+    return pytest.param(line, shown, id=line, marks=[pytest.mark.torch] * runs_torch)
+
+
+@pytest.mark.parametrize(("line", "shown"), [marked(*each) for each in SHOWN])
 def test_pages_show_real_output(memcalc, line, shown):
     outcome = memcalc(line)
     assert (outcome.status, outcome.err) == (0, "")

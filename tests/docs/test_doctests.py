@@ -19,11 +19,22 @@ MODULES = sorted(
 )
 
 
-@pytest.mark.parametrize("name", ["memcalc", *MODULES])
+# the package's own examples, and README's, run torch too
+TORCH = [name for name in MODULES if name.startswith("memcalc.validation")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted({*MODULES} - {*TORCH}),
+        *(pytest.param(name, marks=pytest.mark.torch) for name in ("memcalc", *TORCH)),
+    ],
+)
 def test_the_examples_of_a_module_run(name):
     assert doctest.testmod(import_module(name), optionflags=doctest.REPORT_UDIFF).failed == 0
 
 
+@pytest.mark.torch
 def test_examples_are_where_they_are_promised():
     """Every public function and class has an example that runs."""
     finder = doctest.DocTestFinder(recurse=False)
@@ -33,6 +44,7 @@ def test_examples_are_where_they_are_promised():
         assert found.examples, name
 
 
+@pytest.mark.torch
 def test_the_readmes_python_runs():
     results = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
     assert results.attempted > 3

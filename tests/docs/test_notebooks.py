@@ -9,6 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+RUN_TORCH = ("03_validation.ipynb", "04_derive.ipynb")
 COMPARED = ("text/plain", "text/html", "text/latex", "text/markdown")
 
 
@@ -22,7 +23,13 @@ def shown(cell):
 
 
 @pytest.mark.filterwarnings("default")  # the kernel's own libraries warn as they please
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name, marks=[pytest.mark.torch] * (path.name in RUN_TORCH))
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_shows_what_it_shows(path, tmp_path, monkeypatch):
     monkeypatch.setitem(os.environ, "PYTHONWARNINGS", "")
     stored = nbformat.read(path, as_version=4)
