@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
 
 import nbformat
@@ -42,3 +43,11 @@ def test_a_notebook_shows_what_it_shows(path, tmp_path, monkeypatch):
 
 def test_there_is_a_first_notebook():
     assert NOTEBOOKS[0].name == "01_first_steps.ipynb"
+
+
+def test_nothing_that_a_notebook_writes_is_committed():
+    folder = NOTEBOOKS[0].parent
+    done = subprocess.run(["git", "ls-files"], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("this is no git checkout")
+    assert [name for name in done.stdout.split() if not name.endswith(".ipynb")] == []

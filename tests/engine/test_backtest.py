@@ -74,6 +74,7 @@ def changed(row, *keys, to):
     return copy
 
 
+@pytest.mark.measured
 class TestMeasuredRuns:
     """The goals, on all of the rows."""
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,14 @@ def test_every_public_name_is_there_and_no_other():
         assert getattr(memcalc, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = memcalc.nothing
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "megatron"])
+def test_nothing_here_can_import_torch_in_this_process_or_another(name, tmp_path):
+    with pytest.raises(ModuleNotFoundError):
+        import_module(name)
+    code = f"try:\n    import {name}\nexcept ModuleNotFoundError as error:\n    print(error)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout == f"tests/engine runs without {name}\n"
