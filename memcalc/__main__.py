@@ -34,8 +34,8 @@ def main() -> int:
         from memcalc.cli.main import main as run
 
         status = run()
-    except BaseException:
-        if not interrupted:
+    except BaseException as error:
+        if not (interrupted or isinstance(error, KeyboardInterrupt)):
             raise
         _end()
     if interrupted:

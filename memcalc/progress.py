@@ -9,6 +9,8 @@ from memcalc import terminal
 
 PATIENCE_SECONDS = 0.5  # work that is done sooner shows no progress
 
+_relabel: list[Callable[[str], object]] = []  # sets the label of the progress that is shown
+
 
 @contextmanager
 def progress(label: str, total: int | None = None) -> Iterator[Callable[[], None]]:
@@ -38,14 +40,28 @@ def progress(label: str, total: int | None = None) -> Iterator[Callable[[], None
     columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     if total is not None:
         columns += [BarColumn(), MofNCompleteColumn()]
-    shown = Progress(*columns, console=console, transient=True)
+    # what the work prints stays where it puts it: others may redirect stdout meanwhile
+    shown = Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    )
     task = shown.add_task(label, total=total)
+    _relabel.append(lambda text: shown.update(task, description=text))
     timer = Timer(PATIENCE_SECONDS, shown.start)
     timer.daemon = True
     timer.start()
     try:
         yield lambda: shown.advance(task)
     finally:
+        _relabel.pop()
         timer.cancel()
         timer.join()
         shown.stop()
+
+
+def doing(label: str) -> None:
+    """Say what is being done now, where progress is shown.
+
+    >>> doing("measuring at s = 64")
+    """
+    for relabel in _relabel[-1:]:
+        relabel(label)

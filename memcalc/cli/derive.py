@@ -8,8 +8,10 @@ from typing import Any
 import click
 
 from memcalc.cli.command import Command, option
+from memcalc.cli.extras import installed
 from memcalc.cli.options import CHOICES, KERNELS, SHOW, configure, options, show, warn, write
 from memcalc.lazy import resolve
+from memcalc.progress import progress
 
 FROM = ("own", "transformers")
 AGAINST = ("ledger",)
@@ -21,12 +23,12 @@ FACTORY = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class Letters(click.ParamType[dict[str, int]]):
     """Letters with their sizes, as in s=64,b=2."""
 
-    name = "LETTERS"
+    name = "LETTER=SIZE,..."
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, int]:
-        """The sizes by letter."""
+        """The size of each letter."""
         if isinstance(value, dict):
             return value
         found = re.findall(r"([A-Za-z_]\w{0,20})=(\d{1,10})(?:,|$)", value)
@@ -43,7 +45,8 @@ class Letters(click.ParamType[dict[str, int]]):
     "source",
     type=click.Choice(FROM),
     common=True,
-    help="Whose module: memcalc's own layer, or Hugging Face's whole model.  [default: own]",
+    help="Whose model: memcalc's own layer (own), or Hugging Face's whole model (transformers).  "
+    "[default: own]",
 )
 @option(
     "--against",
@@ -59,16 +62,18 @@ class Letters(click.ParamType[dict[str, int]]):
 @option(
     "--at",
     type=Letters(),
-    help="For a factory: evaluate the formula at these sizes, and measure there too.  "
+    help="For a factory: evaluate the formula at these sizes, and check it by a measurement.  "
     "[default: none]",
 )
 @option(
     "--device",
     type=click.Choice(DEVICES),
-    help="For a factory: whose kernels run.  [default: cuda]",
+    help="For a factory: the device whose kernels to count.  [default: cuda]",
 )
-@option("--latex", is_flag=True, help="Print only the sums, in LaTeX.  [default: off]")
-@option("--python", is_flag=True, help="Print only the sums, as Python functions.  [default: off]")
+@option("--latex", is_flag=True, help="Print only the totals, in LaTeX.  [default: off]")
+@option(
+    "--python", is_flag=True, help="Print only the totals, as Python functions.  [default: off]"
+)
 @options(*SHOW)
 def derive(
     target: str,
@@ -83,15 +88,20 @@ def derive(
     output: Path | None,
     **settings: Any,
 ) -> None:
-    """The closed form of what a module keeps, from PyTorch run on sizes that are symbols.
+    """Derive the formula of the bytes that a module saves for backward, with PyTorch.
 
-    TARGET is a MODEL as of other commands, of which memcalc's own layer is derived in all its
-    sizes; with --from transformers, a Hugging Face config.json, of whose model every kind of layer
-    is derived in s and b; or package.module:factory, a callable of your own that returns a module
-    and its inputs, and may return their letters as a third. A factory's code is run, and it alone.
+    The module runs on symbolic sizes, without memory or kernels. TARGET is one of
 
-    With --against ledger the exit status is 1 where the two forms differ. It needs the extra
-    "torch", and --from transformers that of its name.
+    \b
+      MODEL                      memcalc's own layer of that model, in all its sizes
+      MODEL --from transformers  Hugging Face's model: each kind of layer, in s and b
+      package.module:factory     a function of yours that returns (module, inputs) or
+                                 (module, inputs, symbols)
+
+    Only a factory TARGET executes code of yours.
+
+    With --against ledger the exit status is 1 if the formulas differ. It needs PyTorch: pip install
+    'activation-memcalc[torch]', or [transformers] for --from transformers.
 
     \b
     Examples:
@@ -102,15 +112,9 @@ def derive(
       memcalc derive my_package.blocks:make --symbols s=64,b=2 --at s=4096,b=1
     """
     if sum((latex, python, format_ is not None)) > 1:
-        raise click.UsageError("--latex, --python and --format contradict each other")
-    try:
+        raise click.UsageError("choose one of --latex, --python and --format")
+    with installed(), progress("loading PyTorch"):
         report = _derived(target, source, against, (symbols, at, device), settings)
-    except ModuleNotFoundError as error:
-        extra = (error.name or "").partition(".")[0]
-        if extra not in ("torch", "transformers"):
-            raise
-        message = f"this needs {extra}: pip install 'activation-memcalc[{extra}]'"
-        raise click.UsageError(message) from error
     if not (latex or python):
         show(report, format_, output)
         return
@@ -132,22 +136,26 @@ def _derived(
     of_factory: tuple[dict[str, int] | None, dict[str, int] | None, str | None],
     settings: dict[str, Any],
 ) -> Any:
-    """The report of a factory, of a model of Hugging Face, or of memcalc's own layer."""
+    """The report of a factory, of a Hugging Face model, or of memcalc's own layer."""
     given = {name: value for name, value in settings.items() if value is not None}
     symbols, at, device = of_factory
     if FACTORY.fullmatch(target) and not os.path.exists(target):
         if given or source or against:
-            raise click.UsageError("a factory takes --symbols, --at and --device alone")
+            raise click.UsageError("a factory TARGET takes only --symbols, --at and --device")
         answer = resolve("memcalc.validation.derive:derive_target")
         return answer(target, symbols or {}, at or {}, device or "cuda")
     if symbols or at or device:
-        raise click.UsageError("--symbols, --at and --device are a factory's")
+        raise click.UsageError(
+            "--symbols, --at and --device need a factory TARGET (package.module:factory)"
+        )
     implied = str(given.get("implementation", "")).startswith("transformers-")
     if source == "transformers" or (source is None and implied):
         beside = sorted(set(given) & {"run", "tp", "sp", *CHOICES})
         if beside:
             name = beside[0].replace("_", "-")
-            raise click.UsageError(f"--{name} has no place here: one rank, nothing recomputed")
+            raise click.UsageError(
+                f"--from transformers derives one rank without recomputation; drop --{name}"
+            )
         return resolve("memcalc.validation.derive:derive_model")(target, against, **given)
     return resolve("memcalc.validation.derive:derive_layer")(configure(target, settings), against)
 

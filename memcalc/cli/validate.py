@@ -6,8 +6,10 @@ from typing import Any
 import click
 
 from memcalc.cli.command import Command, option
+from memcalc.cli.extras import installed
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
 from memcalc.lazy import resolve
+from memcalc.progress import progress
 
 DEVICES = ("meta", "cpu", "cuda")
 AGAINST = ("own", "megatron", "torch", "transformers")
@@ -20,10 +22,10 @@ AGAINST = ("own", "megatron", "torch", "transformers")
     "--device",
     type=click.Choice(DEVICES),
     common=True,
-    help="meta: full size, nothing is allocated; cpu: real tensors, one process per rank; cuda: "
-    "real tensors at full size, one GPU per rank.  [default: cuda with a GPU, else cpu and meta]",
+    help="meta: full size, no memory, no kernels; cpu: a small layer of this shape, one process "
+    "per rank; cuda: full size, one GPU per rank.  [default: cuda with a GPU, else cpu and meta]",
 )
-@option("--full-size", is_flag=True, help="On the CPU, keep the model's own sizes.  [default: off]")
+@option("--full-size", is_flag=True, help="On the CPU, run the layer at full size.  [default: off]")
 @option(
     "--against",
     type=click.Choice(AGAINST),
@@ -50,10 +52,11 @@ def validate(
     output: Path | None,
     **settings: Any,
 ) -> None:
-    """Run a real PyTorch layer, and hold the ledger against what autograd keeps of it.
+    """Run a layer in PyTorch, and compare the tensors it saves for backward with the ledger.
 
-    The exit status is 1 where a tensor is missing or unexplained. It needs the extra "torch". What
-    --device cuda finds is not yet confirmed on a GPU: no such run is part of memcalc so far.
+    The exit status is 1 if a tensor is missing or unexplained, or another check fails. It needs
+    PyTorch: pip install 'activation-memcalc[torch]'. --device cuda has not been tested on a GPU
+    yet.
 
     \b
     Examples:
@@ -66,19 +69,13 @@ def validate(
       memcalc validate 22b --tp 1 --device cpu --time
 
     \b
-    On ranks that are launched already (here two, tensor parallel 2):
+    On ranks that torchrun starts:
       torchrun --nproc-per-node 2 -m memcalc validate 22b --tp 2
     """
     config = configure(model, settings)
-    try:
+    with installed(), progress("loading PyTorch"):
         validated = resolve("memcalc.validation.validate:validate")
         report = validated(config, device, full_size, against, timed)
-    except ModuleNotFoundError as error:
-        extra = (error.name or "").partition(".")[0]
-        if extra not in ("torch", "transformers", "megatron"):
-            raise
-        message = f"this needs {extra}: pip install 'activation-memcalc[{extra}]'"
-        raise click.UsageError(message) from error
     if resolve("memcalc.validation.ranks:is_first")():
         show(report, format_, output)
     elif report.failures:

@@ -1,6 +1,6 @@
-"""A module's example inputs, and which of their axes a letter stands for."""
+"""A module's example inputs, and the axes of them that each letter stands for."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from keyword import iskeyword
 from typing import Any
 
@@ -13,23 +13,23 @@ Places = Mapping[int, Mapping[int, str]]  # the letter of each axis of each tens
 
 
 def plain_module(module: Any) -> nn.Module:
-    """A module that can run on tensors without values: of a compiled one, what it was made of.
+    """A module that can run on tensors without values: for a compiled one, the original.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The module is scripted, traced or lazy, or no module.
     """
     if not isinstance(module, nn.Module):
-        raise UsageError(f"a torch.nn.Module is derived, not {type(module).__name__}")
+        raise UsageError(f"derive needs a torch.nn.Module, not {type(module).__name__}")
     plain: nn.Module = getattr(module, "_orig_mod", module)
     if any(isinstance(each, torch.jit.ScriptModule) for each in plain.modules()):
-        raise UsageError("a scripted or traced module is not derived: choose what it was made of")
+        raise UsageError("derive cannot run a scripted or traced module; pass the original module")
     if any(map(nn.parameter.is_lazy, (*plain.parameters(), *plain.buffers()))):
-        raise UsageError("a lazy module has no sizes yet: run it once before it is derived")
+        raise UsageError("a lazy module has no sizes yet; run it once, then derive it")
     return plain
 
 
 def arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Example inputs as arguments in their order, and those by name.
+    """Example inputs as positional arguments and keyword arguments.
 
     Raises:
         UsageError: They are neither a tensor, nor a sequence or a mapping.
@@ -38,24 +38,25 @@ def arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
         return [inputs], {}
     if isinstance(inputs, Mapping):
         return [], dict(inputs)
-    if isinstance(inputs, Iterable) and not isinstance(inputs, str):
+    if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes)):
         return list(inputs), {}
     raise UsageError(
-        f"inputs are a tensor, a sequence or a mapping of them, not {type(inputs).__name__}"
+        "inputs must be a tensor, a sequence of arguments or a mapping of keyword arguments, not "
+        f"{type(inputs).__name__}"
     )
 
 
 def places_of(leaves: Sequence[Any], symbols: Mapping[str, Any]) -> Places:
-    """The letter of each axis that has one, by the number of the tensor among the leaves.
+    """The letter of each axis that has one, by the index of its tensor among the leaves.
 
     Raises:
-        UsageError: As of ``derive``.
+        UsageError: As in ``derive``.
     """
     tensors = [number for number, each in enumerate(leaves) if isinstance(each, Tensor)]
     places: dict[int, dict[int, str]] = {}
     for letter, said in symbols.items():
         if not (isinstance(letter, str) and letter.isidentifier()) or iskeyword(letter):
-            raise UsageError(f"a letter is a name, not {letter!r}")
+            raise UsageError(f"a symbol must be a Python name, not {letter!r}")
         found = (
             [
                 (number, axis)
@@ -67,20 +68,20 @@ def places_of(leaves: Sequence[Any], symbols: Mapping[str, Any]) -> Places:
             else [_axis(leaves, tensors, letter, pair) for pair in _pairs(said)]
         )
         if not found:
-            raise UsageError(f"no axis of the inputs is {letter} = {said}")
+            raise UsageError(f"no axis of the inputs has size {letter} = {said}")
         for number, axis in found:
             other = places.setdefault(number, {}).setdefault(axis, letter)
             if other != letter:
                 raise UsageError(
-                    f"axis {axis} of input {tensors.index(number)} is {other} and {letter}: give "
-                    "examples of different sizes, or the axes of each letter"
+                    f"axis {axis} of input {tensors.index(number)} is both {other} and {letter}; "
+                    "choose inputs of different sizes, or give the axes of each symbol"
                 )
     sizes: dict[str, int] = {}
     for number, axes in places.items():
         for axis, letter in axes.items():
             size = leaves[number].shape[axis]
             if sizes.setdefault(letter, size) != size:
-                raise UsageError(f"{letter} is {sizes[letter]} and {size} in the inputs")
+                raise UsageError(f"{letter} is both {sizes[letter]} and {size} in the inputs")
     return places
 
 
@@ -91,7 +92,7 @@ def _pairs(said: Any) -> list[tuple[int, int]]:
         return [(int(number), int(axis)) for number, axis in pairs]
     except (TypeError, ValueError):
         raise UsageError(
-            f"a letter stands for a size, or for axes as in (0, 1), not for {said!r}"
+            f"a symbol must be a size or axes such as (input 0, axis 1), not {said!r}"
         ) from None
 
 
@@ -100,5 +101,5 @@ def _axis(
 ) -> tuple[int, int]:
     number, axis = pair
     if not 0 <= number < len(tensors) or not 0 <= axis < leaves[tensors[number]].dim():
-        raise UsageError(f"{letter}: no axis {axis} of an input {number}")
+        raise UsageError(f"{letter}: the inputs have no axis {axis} of input {number}")
     return tensors[number], axis

@@ -1,4 +1,4 @@
-"""A derived form beside the ledger's: tensor by tensor, and as a whole."""
+"""Compare derived formulas with the ledger's, tensor by tensor and in total."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -20,14 +20,14 @@ from memcalc.validation.symbolic_layer import sizes_apart
 
 
 class Row(NamedTuple):
-    """Tensors of the ledger and of PyTorch that are the same, or one that only one of them has.
+    """Tensors that the ledger and PyTorch have in common, or one that only one of them has.
 
     Attributes:
-        tensor: The ledger's names, or the shape that PyTorch's has.
-        module: The modules that made it.
-        op: The operations that made it.
-        derived: What PyTorch keeps; nothing is 0.
-        ledger: What the ledger says.
+        tensor: Their names in the ledger, or the shape of a tensor that is not in it.
+        module: The modules that made them.
+        op: The operations that made them.
+        derived: The bytes that PyTorch saves, or 0.
+        ledger: The bytes in the ledger, or 0.
     """
 
     tensor: str
@@ -38,12 +38,12 @@ class Row(NamedTuple):
 
     @property
     def difference(self) -> Formula:
-        """What PyTorch keeps beyond the ledger's."""
+        """PyTorch's bytes minus the ledger's."""
         return Formula(sympy.expand(self.derived.expression - self.ledger.expression))
 
 
 def beside_layer(config: Config, tensors: Sequence[Kept]) -> list[Row]:
-    """memcalc's own layer beside the ledger, in all sizes; the whole is the last row."""
+    """Compare memcalc's own layer with the ledger, in all sizes; the last row is the total."""
     known = frozenset(op.name for op in layer_graph(config).ops)
     at = {**symbols.values(config), **sizes_apart(config)}
     names = _Names(match.OPERATIONS, {"layer": "."}, known)
@@ -53,10 +53,10 @@ def beside_layer(config: Config, tensors: Sequence[Kept]) -> list[Row]:
 def beside_hugging_face(
     config: Config, kind: str, family: str, tensors: Sequence[Kept], letters: Collection[str] = "sb"
 ) -> list[Row]:
-    """One of transformers' layers beside the ledger, in some letters; the whole is the last row.
+    """Compare a Hugging Face layer with the ledger, in some letters; the last row is the total.
 
-    Where b is a letter the ledger's is that of several sequences: of one alone PyTorch keeps heads
-    as they lie.
+    If b is a letter, the ledger is that of two sequences: for a single one PyTorch does not copy
+    the heads.
     """
     batch = 2 if "b" in letters else config.run.micro_batch_size
     config = replace(config, run=replace(config.run, micro_batch_size=batch))
@@ -65,14 +65,14 @@ def beside_hugging_face(
     ops = layer_graph(config, kind=kind).ops
     if family in families.FAMILIES:
         names = families.parts(family, kind)
-        # a layer's input is the output of one like it
+        # a layer's input is the output of the layer before it
         last = names.get(ops[-1].name, names.get("layer", "."))
         return _beside(config, kind, tensors, at, forms, _Names({**names, "": last}, names))
     all_as_one = {"": ".", **{op.name: "." for op in ops}, **{_maker(x): "." for x in tensors}}
     return _beside(config, kind, tensors, at, forms, _Names(all_as_one, all_as_one))
 
 
-# Primes so far apart that sums of a few products of them are equal only where they are the same.
+# Primes so far apart that different sums of a few products of them have different values.
 _APART = {"s": 10007, "b": 101}
 
 
@@ -90,7 +90,7 @@ def _beside(
     letters: Mapping[str, Any],
     names: _Names,
 ) -> list[Row]:
-    """The rows, matched at sizes at which no two forms have the same value."""
+    """The rows, matched at sizes at which different formulas have different values."""
     mine = [each for each in tensors if each.kind != BUFFER]
     stored = [
         Stored(int(each.formula.value(at)), _maker(each), each.saved_by, (), path=str(number))
@@ -125,12 +125,12 @@ def _ledger(
 
 
 def _maker(each: Kept) -> str:
-    """The name by which the ledger's operations are known to be a module's work."""
+    """The module's name, as ``match`` expects it."""
     return "" if each.kind == INPUT else each.module.rpartition(".")[2] or "layer"
 
 
 def _on_one_side(expression: Any, at: Mapping[str, int]) -> Any:
-    """An expression without its maxima, each of which is what it is at given sizes."""
+    """An expression with each maximum replaced by its largest argument at given sizes."""
     values = {symbols.symbol(letter): size for letter, size in at.items()}
     largest = {
         each: max(each.args, key=lambda arg: arg.subs(values))

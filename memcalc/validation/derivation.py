@@ -1,11 +1,10 @@
-"""The closed form of what a module keeps: its sizes are symbols, and so are its storages'.
+"""Derive the formula of the bytes that a module saves for backward.
 
-PyTorch's fake tensors carry symbolic sizes, whose expressions are sympy's. A module runs forward on
-them as it is, and what autograd keeps is measured as ``measure`` does; the sizes of its storages
-are expressions, and their sum is the closed form. Where PyTorch asks what a size is, and the answer
-is a condition that other sizes meet too, that is a guard of the formula; where it fixes a size, or
-a module does not run on symbols at all, the same measurement at several sizes is interpolated,
-exactly (``memcalc.validation.interpolation``).
+The module runs forward on PyTorch's fake tensors, whose sizes are sympy expressions. ``measure``
+finds the storages that autograd saves, and the sum of their sizes is the formula. If PyTorch checks
+a condition on a size on the way, that condition becomes a guard of the formula. If PyTorch fixes a
+size, or the module does not run on symbols, the module is measured at several sizes instead, and
+the formula is interpolated exactly (``memcalc.validation.interpolation``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from memcalc import symbols as letters
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.formulas import Formula
 from memcalc.lazy import resolve
+from memcalc.progress import doing
 from memcalc.report import Report
 from memcalc.validation.arguments import arguments, places_of, plain_module
 from memcalc.validation.interpolation import interpolated
@@ -42,33 +42,35 @@ from memcalc.validation.valueless import (
 
 DEVICES = ("cuda", "cpu")
 ACTIVATION, INPUT, BUFFER = "activation", "input", "buffer"
-MOST_SIZES = 8  # letters of one derivation
-EAGERLY = "derived as it runs eagerly: what a compiled module keeps is its partitioner's choice"
+MOST_SIZES = 8  # symbols of one derivation
+EAGERLY = (
+    "derived in eager mode: what a compiled module saves is torch.compile's partitioner's choice"
+)
 
 
 class DeriveError(MemcalcError):
-    """A module does not run, or what it keeps has no closed form that could be found."""
+    """A module does not run, or no formula was found for what it saves."""
 
 
 class ElsewhereError(DeriveError):
-    """A form does not hold at the sizes that are asked for."""
+    """A formula does not hold at the given sizes."""
 
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
 class Kept(NamedTuple):
-    """A storage that a module keeps for backward.
+    """A storage that a module saves for backward.
 
     Attributes:
-        module: The path of the module in which it was born; nothing for an input.
-        op: The operation that made it, or ``input``, or ``buffer``.
-        shape: A saved tensor's shape: ints and sympy's expressions.
-        dtype: The type of its elements.
+        module: The path of the module that made it; empty for an input.
+        op: The operation that made it, or ``input`` or ``buffer``.
+        shape: The shape of a saved tensor: ints and sympy expressions.
+        dtype: Its dtype.
         formula: Its bytes.
         saved_by: The modules that save it.
-        kind: ``activation``, ``input`` or ``buffer``: a buffer is there anyway.
-        name: The name of the module, or of the buffer.
+        kind: ``activation``, ``input`` or ``buffer``. Buffers are not counted.
+        name: The name of the module or of the buffer.
     """
 
     module: str
@@ -82,22 +84,22 @@ class Kept(NamedTuple):
 
     @property
     def tensor(self) -> str:
-        """What it is, in a few words: its shape and its type."""
+        """Its shape and dtype, as text."""
         shape = " ".join(f"({size})" if " " in str(size) else str(size) for size in self.shape)
         return f"{shape} {_SHORT.get(self.dtype, self.dtype)}".strip()
 
 
 @dataclass(frozen=True, repr=False)
 class Derived:
-    """What a module keeps for backward, as a closed form.
+    """The formula of the bytes that a module saves for backward.
 
     Attributes:
-        tensors: The storages that it keeps, in the order of their birth.
-        sizes: The letters, with the sizes at which the module was subject at.
-        method: How the form was found: ``symbolic``, or ``interpolated`` with its degrees and how
-            often it was confirmed.
-        conditions: What the sizes must meet for the form to hold: relations of sympy's, or text.
-        notes: What else to know: what the module printed, why nothing was symbolic.
+        tensors: The storages that it saves, in the order in which they were made.
+        sizes: The letters, with their sizes in the example.
+        method: How the formula was found: ``symbolic``, or ``interpolated`` with its degrees and
+            the number of further sizes that confirmed it.
+        conditions: When the formula holds: sympy relations or text.
+        notes: What the module printed, and why symbols were not possible.
 
     >>> import torch
     >>> linear = torch.nn.Linear(8, 16)
@@ -117,26 +119,26 @@ class Derived:
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """What the sizes must meet for the form to hold, as text."""
+        """When the formula holds, as text."""
         return tuple(map(_worded, self.conditions))
 
     @cached_property
     def formula(self) -> Formula:
-        """The bytes of all that is kept, without buffers, which are there anyway."""
+        """The bytes of all that is saved, without buffers."""
         return total(self.tensors)
 
     def value(self, **sizes: int) -> int:
-        """The bytes at given sizes; a letter without one is as it was when it was derived.
+        """The bytes at given sizes; other letters have their sizes in the example.
 
         Raises:
-            UsageError: There is no such letter, or the sizes break a guard.
+            UsageError: There is no such letter, or the formula does not hold at these sizes.
         """
         found = _all_sizes(self.sizes, sizes)
         at = {letters.symbol(letter): size for letter, size in found.items()}
         for each in self.conditions:
             if isinstance(each, sympy.Basic) and each.subs(at) is sympy.false:
                 raise UsageError(
-                    f"the form does not hold at {_said(found)}: it holds for {_worded(each)}"
+                    f"the formula does not hold at {_said(found)}; it holds for {_worded(each)}"
                 )
         return int(self.formula.value(found))
 
@@ -145,7 +147,7 @@ class Derived:
         return self.formula.latex()
 
     def python(self, name: str = "kept_bytes") -> str:
-        """The formula as a Python function of its letters, in whole numbers."""
+        """The formula as a Python function of its letters, in integers."""
         return self.formula.python(name)
 
     def report(self, **sizes: int) -> Report:
@@ -168,25 +170,26 @@ def derive(
     device: str = "cuda",
     at: Mapping[str, int] | None = None,
 ) -> Derived:
-    """The closed form of the bytes that a module keeps for backward, in sizes of its inputs.
+    """The formula of the bytes that a module saves for backward, in sizes of its inputs.
 
-    Nothing is computed and no memory is taken: the module's forward pass runs on tensors without
-    values. Its parameters are left as they are.
+    The module's forward pass runs on tensors without values: nothing is computed and no memory is
+    allocated. Its parameters do not change.
 
     Args:
-        module: Any module, as it is to be trained: ``train()`` for its dropouts.
-        inputs: Example inputs: a tensor, a sequence of arguments, or a mapping of arguments by
-            name. An input that needs a gradient says so (``requires_grad``).
-        symbols: For each letter its size in the example, which stands for every axis of that size,
-            or the axes that it is: a pair (number of the tensor, axis), or several of them.
-        device: Whose kernels: ``cuda``, whose fused ones are stood in for, or ``cpu``.
-        at: Other sizes at which the form must hold: it is held against a measurement there.
+        module: Any module, in training mode (``train()``) if its dropouts count.
+        inputs: Example inputs: a tensor, a sequence of arguments, or a mapping of keyword
+            arguments. Set ``requires_grad`` on an input that needs a gradient.
+        symbols: For each letter its size in the example, which names every axis of that size; or
+            its axes, as one pair (index of the tensor, axis) or several.
+        device: The device whose kernels to count: ``cuda``, with stand-ins for its fused kernels,
+            or ``cpu``.
+        at: Other sizes at which the formula must hold; it is checked by a measurement there.
 
     Raises:
-        UsageError: A letter is nowhere among the inputs, or two letters are one size; or the module
-            is a scripted or a lazy one.
-        DeriveError: The module does not run on tensors without values, or keeps what has no
-            closed form in these letters; an ``ElsewhereError``, the form does not hold at ``at``.
+        UsageError: No axis of the inputs has a letter's size, or one axis has two letters, or the
+            module is scripted or lazy.
+        DeriveError: The module does not run on tensors without values, or no formula in these
+            letters was found. An ``ElsewhereError``: the formula does not hold at ``at``.
 
     >>> import torch
     >>> mlp = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
@@ -229,29 +232,31 @@ def derive_from(
     written: Mapping[str, Any] | None = None,
     at: Mapping[str, int] | None = None,
 ) -> Derived:
-    """The closed form of what a module keeps that is built for sizes, by letter.
+    """The formula of a module that is built anew for each choice of sizes.
 
     Args:
-        build: From sizes by letter, ints or symbols, to a module and its arguments, and those by
-            name. It is called once for each time that the module runs.
+        build: Makes the module, its arguments and its keyword arguments from the size of each
+            letter, an int or a symbol. It is called once per run of the module.
         sizes: An example of the sizes, each at least 2.
-        device: As of ``derive``.
-        stands: The device on which stand-ins of the module's parameters and buffers lie; None
-            where the module is built without values already.
-        written: What a letter is in the form, where it is not itself.
-        at: As of ``derive``; not together with ``written``.
+        device: As in ``derive``.
+        stands: The device of the stand-ins for the module's parameters and buffers; None if the
+            module is built without values already.
+        written: Expressions to write in the formula for some letters.
+        at: As in ``derive``; not together with ``written``.
 
     Raises:
-        UsageError: A size is too small to tell from one that is always 1, or the device unknown.
-        DeriveError: As of ``derive``.
+        UsageError: A size is 1, which may not be told from a constant, or the device is unknown.
+        DeriveError: As in ``derive``.
     """
     if device not in DEVICES:
         raise UsageError(f"device {device!r} is unknown; choose from {', '.join(DEVICES)}")
     if not 0 < len(sizes) <= MOST_SIZES:
-        raise UsageError(f"a form has 1 to {MOST_SIZES} letters, not {len(sizes)}")
+        raise UsageError(
+            f"name 1 to {MOST_SIZES} sizes of the inputs (--symbols s=64,b=2), not {len(sizes)}"
+        )
     for letter, size in sizes.items():
         if size < 2:
-            raise UsageError(f"{letter} is {size} in the example: it must be at least 2")
+            raise UsageError(f"{letter} is {size} in the inputs, and must be at least 2")
     subject = Subject(build, sizes, device, stands)
     try:
         derived = _symbolic(subject)
@@ -265,7 +270,7 @@ def derive_from(
 def kept_bytes(
     build: Build, sizes: Mapping[str, int], device: str = "cuda", stands: str | None = None
 ) -> int:
-    """The bytes that a module keeps at given sizes, measured; the arguments are ``derive_from``'s.
+    """The measured bytes that a module saves at given sizes; the arguments are ``derive_from``'s.
 
     Raises:
         DeriveError: The module does not run on tensors without values.
@@ -274,7 +279,7 @@ def kept_bytes(
 
 
 def total(tensors: Sequence[Kept]) -> Formula:
-    """The sum of what is kept, without buffers."""
+    """The sum of what is saved, without buffers."""
     return Formula(sum(each.formula.expression for each in tensors if each.kind != BUFFER))
 
 
@@ -288,34 +293,34 @@ def _measured(subject: "Subject", sizes: Mapping[str, int]) -> int:
 
 
 def _hold(subject: "Subject", derived: Derived, at: Mapping[str, int]) -> None:
-    """Hold a form against what is measured at sizes.
+    """Check a formula by a measurement at sizes.
 
     Raises:
-        ElsewhereError: It is not what is kept there.
+        ElsewhereError: They differ.
     """
     kept, given = _measured(subject, at), int(derived.formula.value(at))
     if kept != given:
-        held = f", which holds for {', '.join(derived.guards)}," if derived.guards else ""
+        held = f" and holds for {', '.join(derived.guards)}" if derived.guards else ""
         raise ElsewhereError(
-            f"at {_said(at)} the module keeps {kept:,} bytes, where the form that was found at "
-            f"{_said(derived.sizes)}{held} gives {given:,}: derive it from inputs of such sizes"
+            f"at {_said(at)} the module saves {kept:,} bytes, but the formula, which was found at "
+            f"{_said(derived.sizes)}{held}, gives {given:,} bytes; use inputs of about those sizes"
         )
 
 
 def _all_sizes(sizes: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """Sizes, with others in their places.
+    """Sizes, some of them replaced by others.
 
     Raises:
         UsageError: There is no such letter.
     """
     unknown = others.keys() - sizes.keys()
     if unknown:
-        raise UsageError(f"no letter {min(unknown)} here; there are {', '.join(sizes)}")
+        raise UsageError(f"no symbol {min(unknown)}; choose from {', '.join(sizes)}")
     return {**sizes, **others}
 
 
 def _worded(condition: Any) -> str:
-    """A condition as one reads it.
+    """A condition as text.
 
     >>> n = sympy.Symbol("n")
     >>> _worded(sympy.And(sympy.Ne(n, 3), n >= 2)), _worded(sympy.Mod(n, 8) <= 0)
@@ -340,7 +345,7 @@ def _said(sizes: Mapping[str, int]) -> str:
 
 
 def _symbolic(subject: Subject) -> Derived:
-    """The form from one run on symbols.
+    """The formula from one run on symbols.
 
     Raises:
         StoppedError: The run stopped, or fixed a size.
@@ -364,7 +369,7 @@ def _symbolic(subject: Subject) -> Derived:
         _kept(each, Formula(_expression(each, names)), _shape(each.shape, names))
         for each in run.stored
     )
-    # symbols stand for sizes of 2 and more: a size of 1 that no guard speaks of is subject at
+    # PyTorch's symbols are 2 or more; where no guard excludes 1, the formula is checked there
     least = [
         x >= 2
         for letter, x in ((letter, letters.symbol(letter)) for letter in sizes)
@@ -376,7 +381,7 @@ def _symbolic(subject: Subject) -> Derived:
 
 
 def _holds_at_one(subject: Subject, tensors: Sequence[Kept], letter: str) -> bool:
-    """Whether a module keeps what the form says where a size is 1."""
+    """Whether a formula holds where a size is 1."""
     sizes = {**subject.sizes, letter: 1}
     try:
         return _measured(subject, sizes) == total(tensors).value(sizes)
@@ -397,18 +402,18 @@ def _expression(each: Stored, names: Mapping[Any, Any]) -> Any:
 
 
 def _whole(letter: str) -> Any:
-    """A letter of which sympy knows that it is a whole number."""
+    """A letter as a positive integer of sympy."""
     return sympy.Symbol(letter, integer=True, positive=True)
 
 
 def _as_letters(expression: Any, names: Mapping[Any, Any]) -> Any:
-    """An expression of PyTorch's symbols in the letters of formulas."""
+    """An expression of PyTorch's symbols in the letters of the formula."""
     named = _named(expression, names)
     return named.xreplace({x: letters.symbol(x.name) for x in named.free_symbols})
 
 
 def _named(expression: Any, names: Mapping[Any, Any]) -> Any:
-    """An expression of PyTorch's symbols and functions in whole numbers and sympy's functions."""
+    """An expression of PyTorch's symbols and functions in sympy's."""
     plain = expression.xreplace(names)
     for theirs, ours in _FUNCTIONS.items():
         plain = plain.replace(theirs, ours)
@@ -440,12 +445,12 @@ def _shape(shape: Sequence[Any], names: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 
 def _interpolated(subject: Subject, reason: str) -> Derived:
-    """The form from runs at several sizes.
+    """The formula from runs at several sizes.
 
-    It is of every tensor, or where their number changes of all that a module's operation makes.
+    Each tensor has a formula; if their number changes with the sizes, each operation of a module.
 
     Raises:
-        DeriveError: A run stops, or what is kept is no polynomial.
+        DeriveError: A run stops, or the bytes are not a polynomial.
     """
     sizes = subject.sizes
     runs: dict[tuple[int, ...], Run] = {}
@@ -453,6 +458,7 @@ def _interpolated(subject: Subject, reason: str) -> Derived:
     def run(at: Mapping[str, int]) -> Run:
         key = tuple(at.values())
         if key not in runs:
+            doing(f"measuring at {_said(at)} (run {len(runs) + 1})")
             runs[key] = subject.at(at)
         return runs[key]
 
@@ -483,11 +489,11 @@ def _interpolated(subject: Subject, reason: str) -> Derived:
 
 
 class _OtherTensorsError(Exception):
-    """At other sizes other tensors are kept."""
+    """At other sizes the module saves other tensors."""
 
 
 def _by_operation(stored: Sequence[Stored]) -> list[Stored]:
-    """What each operation of each module makes, together, as one storage without a shape."""
+    """What each operation of each module makes, summed up as one storage without a shape."""
     together: dict[Any, Stored] = {}
     for each in stored:
         key = _who(each)
@@ -502,12 +508,12 @@ def _bytes_of(
     alike: Callable[[Sequence[Stored]], list[Stored]],
     run: Callable[[Mapping[str, int]], Run],
 ) -> Callable[[Mapping[str, int]], list[int]]:
-    """From sizes to the bytes of storages that are the same as ``rows``, which it may refuse."""
+    """From sizes to the bytes of the storages of ``rows``; it refuses other storages."""
 
     def measured(at: Mapping[str, int]) -> list[int]:
         stored = alike(run(at).stored)
         if [_who(each) for each in stored] != [_who(each) for each in rows]:
-            raise _OtherTensorsError("it keeps other tensors at other sizes")
+            raise _OtherTensorsError("it saves other tensors at other sizes")
         return [each.bytes for each in stored]
 
     return measured
@@ -517,7 +523,7 @@ def _who(each: Stored) -> tuple[str, str, str]:
     return each.path, each.op, each.made_by
 
 
-# --- what was kept -------------------------------------------------------------------------------
+# --- what is saved -------------------------------------------------------------------------------
 
 
 def _kept(each: Stored, formula: Formula, shape: tuple[Any, ...]) -> Kept:
@@ -531,7 +537,7 @@ def _kind(each: Stored) -> str:
 
 
 def _rewritten(derived: Derived, written: Mapping[str, Any]) -> Derived:
-    """A form, with letters written as something else."""
+    """A formula with some letters replaced by expressions."""
     new = {letters.symbol(letter): expression for letter, expression in written.items()}
 
     def again(expression: Any) -> Any:

@@ -1,8 +1,8 @@
-"""``derive``: the closed form of a layer, of a whole model or of any module, from PyTorch itself.
+"""``derive``: the formula of what a layer, a whole model or any module saves for backward.
 
-A layer of memcalc's own runs on symbols of all its sizes, a model of Hugging Face on those of its
-tokens, a module of the user's own on those that he names. The ledger may stand beside the first
-two.
+memcalc's own layer runs on symbols of all its sizes, a Hugging Face model on symbols of its tokens,
+and a user's module on the symbols that the user names. The first two can be compared with the
+ledger.
 """
 
 import sys
@@ -17,6 +17,7 @@ from memcalc import symbols
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import IMPLEMENTATIONS, Config, Run, catalog
 from memcalc.errors import ConfigError, InputError, UsageError, nearest
+from memcalc.progress import doing
 from memcalc.report import Column, Report
 from memcalc.validation import beside, families, hugging_face, whole
 from memcalc.validation.derivation import Derived, derive, total
@@ -24,20 +25,21 @@ from memcalc.validation.forms import forms, how
 from memcalc.validation.modules import TYPES
 from memcalc.validation.symbolic_layer import derived_layer
 from memcalc.validation.validate import require
+from memcalc.validation.valueless import described, warned
 
 AGAINST = ("ledger",)
 
 
 def derive_layer(config: Config, against: str | None = None) -> Report:
-    """The closed form of memcalc's own layer, in all its sizes.
+    """The formula of memcalc's own layer, in all its sizes.
 
     Args:
         config: The model, its parallelism and its run.
-        against: ``ledger`` to hold the exact ledger beside it.
+        against: ``ledger`` to compare it with the exact ledger.
 
     Raises:
-        UsageError: There is no such layer.
-        DeriveError: It cannot be derived.
+        UsageError: memcalc has no PyTorch layer of this kind.
+        DeriveError: The layer cannot be derived.
 
     >>> from memcalc.config import load
     >>> report = derive_layer(load("175b", sp=True, recompute="selective"))
@@ -46,12 +48,15 @@ def derive_layer(config: Config, against: str | None = None) -> Report:
     """
     _require_against(against)
     if config.run.implementation.name.startswith("transformers-"):
-        raise UsageError("Hugging Face's kernels are those of --from transformers")
+        raise UsageError(
+            f"--implementation {config.run.implementation.name} needs --from transformers"
+        )
     require(config, "meta", "own")
+    doing(f"deriving one layer of {config.model.name}")
     derived = derived_layer(config)
-    title = f"one layer of {setting(config)} keeps, {recomputation(config)}"
+    title = f"one layer of {setting(config)}, {recomputation(config)}"
     about = (
-        "layer: memcalc's own, in plain PyTorch; stand-ins for fused kernels",
+        "layer: memcalc's own, in plain PyTorch, with stand-ins for fused kernels",
         *notes(config, "exact"),
     )
     sizes = symbols.values(config)
@@ -62,23 +67,26 @@ def derive_layer(config: Config, against: str | None = None) -> Report:
 
 
 def derive_model(target: str, against: str | None = None, **settings: Any) -> Report:
-    """The closed form of a model of Hugging Face: of a layer of each kind, and outside of them.
+    """The formulas of a Hugging Face model: of each kind of layer, and of the rest of the model.
 
     Args:
-        target: As of ``memcalc.load``: a config.json, an id of the Hub, or a name of the catalogue.
-        against: ``ledger`` to hold the exact ledger beside the layers.
-        settings: As of ``memcalc.load``; of them the sizes, precision, kernels and dropout count.
+        target: As in ``memcalc.load``: a config.json, an id of the Hub, or a catalogue name.
+        against: ``ledger`` to compare the layers with the exact ledger.
+        settings: As in ``memcalc.load``; sizes, precision, kernels and dropout have an effect.
 
     Raises:
-        ConfigError, InputError: As of ``memcalc.load``; or transformers does not build the model.
-        UsageError: It has no such attention there, or memcalc has no ledger of it.
-        DeriveError: It cannot be derived.
+        ConfigError, InputError: As in ``memcalc.load``; or transformers does not build the model.
+        UsageError: The family has no such attention in transformers, or memcalc has no ledger of
+            the model.
+        DeriveError: The model cannot be derived.
     """
     _require_against(against)
     theirs, derived, model = _derived_model(target, settings)
     content, config, run, said_of_it = theirs
     if against and config is None:
-        raise UsageError(f"memcalc has no ledger of {target}: it does not know its family")
+        raise UsageError(
+            f"--against ledger: memcalc has no ledger of {target}, whose family it does not know"
+        )
     found = whole.parts(derived, model, content, run, config)
     inside, outside = found[:-1], found[-1]
     kernels = run.implementation
@@ -86,12 +94,12 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
     sizes = {letter: own[letter] for letter in derived.sizes}
     said = ", ".join(f"{letter} {size}" for letter, size in own.items())
     name = config.model.name if config else content["model_type"]
-    title = f"{name} keeps in transformers ({said}, {run.precision}, {kernels.attention} attention)"
+    title = f"{name} in transformers ({said}, {run.precision}, {kernels.attention} attention)"
     number = ", ".join(f"{part.layers} {part.name}" for part in inside)
     about = (
         *how(derived),
-        f"model: transformers' own {type(model.model).__name__}, its logits and no loss; stand-ins "
-        "for CUDA's dropout and attention kernels",
+        f"model: transformers' {type(model.model).__name__}, with logits and without a loss; "
+        "stand-ins replace CUDA's dropout and attention kernels",
         *((f"layers: {number}",) if number else ()),
         *said_of_it,
     )
@@ -102,7 +110,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
             )
             for part in inside
         }
-        rest = f"outside the layers, which their ledger does not have: {total(outside.tensors)}"
+        rest = f"outside the layers, which is not compared: {total(outside.tensors)} bytes"
         return _beside(title, rows, sizes, (*about, rest))
     return forms(title, {part.name: part.tensors for part in found}, sizes, about)
 
@@ -110,7 +118,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
 def _derived_model(
     target: str, settings: Mapping[str, Any]
 ) -> tuple["_Theirs", Derived, whole.Whole]:
-    """A model, derived; with eager attention where nobody said which and it has no other."""
+    """A derived model; with eager attention if the family has no sdpa and no option asks for it."""
     asked = settings.get("implementation") or settings.get("attention")
     try:
         theirs = _Theirs.of(target, settings)
@@ -119,13 +127,13 @@ def _derived_model(
         if asked:
             raise
     theirs = _Theirs.of(target, {**settings, "implementation": "transformers-eager"})
-    assumed = "assumed: eager attention, since the family has no sdpa"
+    assumed = "assumed: eager attention, as the family has no sdpa attention"
     theirs = theirs._replace(notes=(assumed, *theirs.notes))
     return theirs, *whole.derived_model(theirs.content, theirs.run)
 
 
 class _Theirs(NamedTuple):
-    """A model of Hugging Face: its config.json, the same as memcalc reads it, and its run."""
+    """A Hugging Face model: its config.json, memcalc's reading of it, and its run."""
 
     content: Mapping[str, Any]
     config: Config | None
@@ -134,7 +142,7 @@ class _Theirs(NamedTuple):
 
     @classmethod
     def of(cls, target: str, settings: Mapping[str, Any]) -> "_Theirs":
-        """A target's, under settings, of which kernels not said are what the family has."""
+        """A target's model, with the family's usual kernels where the settings give none."""
         given = {name: value for name, value in settings.items() if value is not None}
         eager = given.pop("attention", None) == "unfused"
         asked = given.setdefault(
@@ -142,7 +150,8 @@ class _Theirs(NamedTuple):
         )
         if not str(asked).startswith("transformers-"):
             raise UsageError(
-                f"implementation {asked} is not Hugging Face's: choose transformers-eager or -sdpa"
+                "--from transformers needs --implementation transformers-eager or "
+                f"transformers-sdpa, not {asked}"
             )
         _require_type(given.get("precision", "bf16"))
         content = catalog.content(target)
@@ -163,7 +172,8 @@ class _Theirs(NamedTuple):
         if "dropout" in given:
             if words is None:
                 raise UsageError(
-                    "--dropout has no word in this family's config.json: change it there"
+                    "--dropout: memcalc does not know this family's keys for dropout; set them in "
+                    "its config.json"
                 )
             text |= {
                 key: given["dropout"]
@@ -174,7 +184,7 @@ class _Theirs(NamedTuple):
 
 
 def _content(config: Config) -> dict[str, Any]:
-    """A model of the catalogue as its family's config.json would say it."""
+    """A catalogue model as a config.json of its family."""
     family, model = hugging_face.family(config), config.model
     sizes = {"num_hidden_layers": model.layers, "vocab_size": model.vocab_size}
     return {
@@ -187,49 +197,56 @@ def _content(config: Config) -> dict[str, Any]:
 def derive_target(
     target: str, letters: Mapping[str, int], at: Mapping[str, int], device: str = "cuda"
 ) -> Report:
-    """The closed form of what ``package.module:factory`` makes. This runs its code.
+    """The formula of the module that ``package.module:factory`` makes. This runs its code.
+
+    What the code raises becomes a ``UsageError``. What ends the process cannot be caught: os._exit,
+    a signal, a crash of a C extension.
 
     Args:
-        target: The factory: it returns a module and its inputs, and may return their letters too.
-        letters: Letters with their sizes in these inputs, beside the factory's own.
-        at: Sizes at which to evaluate the form, where they are not the inputs' own.
-        device: Whose kernels: ``cuda`` or ``cpu``.
+        target: The factory, which returns a module and its inputs, and may return symbols too.
+        letters: The size of each letter in these inputs, beside the factory's own symbols.
+        at: Sizes at which to evaluate the formula; by default those of the inputs.
+        device: The device whose kernels to count: ``cuda`` or ``cpu``.
 
     Raises:
-        UsageError: There is no such factory, or it returns something else.
-        DeriveError: The module cannot be derived, or its form does not hold at these sizes.
+        UsageError: There is no such factory, or it fails, or it returns something else.
+        DeriveError: The module cannot be derived, or its formula does not hold at these sizes.
     """
-    module, inputs, own = _made(target)
+    doing(f"calling {target}")
+    module, inputs, own, told = _made(target)
+    doing(f"deriving {target}")
     derived = derive(module, inputs, {**own, **letters}, device, at)
-    about = (f"module: {type(module).__name__}; whose kernels: {device}'s",)
+    about = (*told, f"module: {type(module).__name__}; kernels: {device}")
     sizes = {**derived.sizes, **at}
-    return forms(f"{target} keeps", {"": derived.tensors}, sizes, (*how(derived), *about))
+    return forms(target, {"": derived.tensors}, sizes, (*how(derived), *about))
 
 
-def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any]]:
-    """What a factory returns, with the working directory among what can be imported."""
+def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any], Sequence[str]]:
+    """What a factory returns, and what it warns of. It may import from the working directory."""
     place, _, name = target.partition(":")
+    before = list(sys.path)
     sys.path.insert(0, "")
     try:
-        with redirect_stdout(sys.stderr):  # stdout is the answer's
+        with redirect_stdout(sys.stderr), warned() as told:  # stdout is for the answer
             made = getattr(import_module(place), name)()
-    except (Exception, SystemExit) as error:  # whatever the user's own code raises
-        why = " ".join(str(error).split())[:160]
-        raise UsageError(f"{target} makes no module: {type(error).__name__}: {why}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's own code raises
+        raise UsageError(f"{target} failed: {described(error)}") from error
     finally:
-        sys.path.remove("")
+        sys.path[:] = before
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
         module, inputs, letters = made if len(made) == 3 else (*made, {})
         if isinstance(letters, Mapping):
-            return module, inputs, letters
+            return module, inputs, letters, told
     raise UsageError(
-        f"{target} must return a module and its inputs, and may return a mapping of letters; it "
-        f"returned {_types(made)}"
+        f"{target} must return (module, inputs) or (module, inputs, symbols), where symbols is a "
+        f"mapping; it returned {_types(made)}"
     )
 
 
 def _types(made: Any) -> str:
-    """What something is; of a tuple, what its first items are."""
+    """The type of an object; for a tuple, the types of its first items."""
     if not isinstance(made, tuple):
         return type(made).__name__
     return ", ".join(type(each).__name__ for each in made[:4]) or "nothing"
@@ -242,7 +259,7 @@ def _require_against(against: str | None) -> None:
 
 def _require_type(precision: str) -> None:
     if precision not in TYPES:
-        raise UsageError(f"{precision} is not derived: choose from {', '.join(TYPES)}")
+        raise UsageError(f"--precision {precision} cannot run here; choose from {', '.join(TYPES)}")
 
 
 def _beside(
@@ -251,32 +268,50 @@ def _beside(
     sizes: Mapping[str, int],
     about: Sequence[str],
 ) -> Report:
-    """The rows of each part, and as failures those that differ."""
+    """The rows of each part; those that differ are failures."""
     rows = [
         (name, row.tensor, row.module, row.op, row.derived, row.ledger, row.difference)
         for name, found in parts.items()
         for row in found
     ]
     failures = tuple(
-        f"{name}: of {row.tensor} PyTorch keeps {row.difference} beyond the ledger"
+        f"{name}: {row.tensor} differs: PyTorch minus ledger is {row.difference} bytes"
         for name, found in parts.items()
         for row in found
         if row.difference.expression != 0
     )
     return Report(
         "derive",
-        f"What {title}, beside the ledger",
+        f"Saved for backward by {title}, compared with the ledger",
         (
             Column("layer_kind", "text", detail=len(parts) == 1),
             Column("tensor", "text"),
             Column("module", "text", detail=True),
             Column("op", "text", detail=True),
             Column("formula", "formula"),
-            Column("ledger_formula", "formula"),
+            Column("ledger_formula", "formula", detail=True),
             Column("difference", "formula"),
         ),
         tuple(rows),
         dict(sizes),
         tuple(about),
         failures,
+        answer=_compared(parts),
+        good=not failures,
     )
+
+
+def _compared(parts: Mapping[str, Sequence[beside.Row]]) -> str:
+    """The comparison in one line."""
+    totals = {name: found[-1].difference for name, found in parts.items()}
+    differing = {name: each for name, each in totals.items() if each.expression != 0}
+    if differing:
+        terms = ", ".join(f"{name} by {each} bytes" for name, each in differing.items())
+        return f"differs from the ledger: {terms}"
+    tensors = sum(row.difference.expression != 0 for found in parts.values() for row in found)
+    if tensors:
+        return f"differs from the ledger in {tensors} tensors, whose differences cancel"
+    if len(parts) > 1:
+        return f"equal to the ledger: {', '.join(parts)}"
+    ((*_, whole),) = parts.values()
+    return f"equal to the ledger: {whole.derived} bytes"

@@ -1,20 +1,22 @@
-"""A derived form as a report: every tensor with its bytes, and their sum."""
+"""A derived formula as a report: every tensor with its bytes, and the total."""
 
 from collections.abc import Mapping, Sequence
 
+from memcalc.formulas import Formula
 from memcalc.report import Column, Report
+from memcalc.units import format_bytes
 from memcalc.validation.derivation import BUFFER, Derived, Kept, total
 
 
 def report(derived: Derived, sizes: Mapping[str, int]) -> Report:
-    """A module's form, evaluated at sizes."""
-    return forms("a module keeps", {"": derived.tensors}, sizes, how(derived))
+    """A module's formula, evaluated at sizes."""
+    return forms("a module", {"": derived.tensors}, sizes, how(derived))
 
 
 def how(derived: Derived) -> tuple[str, ...]:
-    """How a form was found, and where it holds."""
-    held = f"; it holds for {', '.join(derived.guards)}" if derived.guards else ""
-    return (f"found: {derived.method}{held}", *derived.notes)
+    """How a formula was found, and where it holds."""
+    held = f"; the formula holds for {', '.join(derived.guards)}" if derived.guards else ""
+    return (f"method: {derived.method}{held}", *derived.notes)
 
 
 def forms(
@@ -23,8 +25,8 @@ def forms(
     sizes: Mapping[str, int],
     about: Sequence[str],
 ) -> Report:
-    """The tensors of each part and their sum, evaluated at sizes."""
-    rows = []
+    """The tensors of each part and their total, evaluated at sizes."""
+    rows, totals = [], {}
     buffers = [each for tensors in parts.values() for each in tensors if each.kind == BUFFER]
     for name, tensors in parts.items():
         mine = [each for each in tensors if each.kind != BUFFER]
@@ -33,11 +35,12 @@ def forms(
             for each in mine
         ]
         whole = total(mine)
-        rows.append((name, "total", "", "", whole, int(whole.value(sizes))))
-    there = (f"kept besides, and there anyway: {_listed(buffers)}",) if buffers else ()
+        totals[name] = whole, int(whole.value(sizes))
+        rows.append((name, "total", "", "", *totals[name]))
+    there = (f"not counted, buffers of the module: {_listed(buffers)}",) if buffers else ()
     return Report(
         "derive",
-        f"What {title}",
+        f"Saved for backward by {title}",
         (
             Column("layer_kind", "text", detail=len(parts) == 1),
             Column("tensor", "text"),
@@ -49,7 +52,18 @@ def forms(
         tuple(rows),
         dict(sizes),
         (*about, *there),
+        answer=_answer(totals, sizes),
     )
+
+
+def _answer(totals: Mapping[str, tuple[Formula, int]], sizes: Mapping[str, int]) -> str:
+    """The formula of the only part, or the bytes of each."""
+    if len(totals) == 1:
+        ((formula, number),) = totals.values()
+        return f"bytes saved for backward: {formula} = {format_bytes(number)}"
+    at = ", ".join(f"{letter} {size}" for letter, size in sizes.items())
+    parts = ", ".join(f"{name} {format_bytes(number)}" for name, (_, number) in totals.items())
+    return f"saved for backward at {at}: {parts}"
 
 
 def _listed(buffers: Sequence[Kept]) -> str:

@@ -1,7 +1,7 @@
-"""Hugging Face's own decoder layers, built from a model's config, on meta: nobody here wrote them.
+"""Hugging Face's own decoder layers, built on meta from a model's config.
 
-Attention runs in a flash kernel's place where the implementation says sdpa: on meta PyTorch would
-fall back to its math form, which keeps other tensors than CUDA's kernel.
+Under sdpa a stand-in replaces the flash kernel: on meta PyTorch would run unfused attention, which
+saves other tensors than CUDA's kernel.
 """
 
 from collections.abc import Mapping
@@ -24,35 +24,38 @@ from memcalc.validation.modules import TYPES
 
 
 class NoAttentionError(UsageError):
-    """A family has no such attention in transformers."""
+    """A family does not have this attention in transformers."""
 
 
 class Remaining(NamedTuple):
-    """What of a family's layer the exact ledger does not have.
+    """How a family's layer differs from the exact ledger.
 
     Attributes:
-        bytes: How many bytes more the layer keeps; None where there is no such layer.
-        cause: Why.
+        bytes: The bytes that the layer saves and the ledger does not have; None if transformers has
+            no such layer.
+        cause: The reason.
     """
 
     bytes: int | None
     cause: str
 
 
-FP32_ALWAYS = "_keep_in_fp32_modules_strict"  # transformers' word for parameters in fp32
+FP32_ALWAYS = "_keep_in_fp32_modules_strict"  # transformers' name for parameters that stay fp32
 
-_INDICES = Remaining(16, "the two int64 indices by which it takes key and value off one product")
+_INDICES = Remaining(
+    16, "two int64 indices, with which it takes key and value from one GEMM's output"
+)
 
-# Of the catalogue's families, under an implementation; all others' layers keep what the ledger has.
+# By family and implementation; all other layers of the catalogue's families equal the ledger.
 REMAINING: dict[tuple[str, str], Remaining] = {
     ("falcon", "transformers-eager"): _INDICES,
     ("falcon", "transformers-sdpa"): _INDICES,
-    ("bloom", "transformers-sdpa"): Remaining(None, "its class supports eager attention alone"),
-    ("gemma2", "transformers-sdpa"): Remaining(None, "sdpa has no soft cap of scores"),
-    ("gpt_oss", "transformers-sdpa"): Remaining(None, "sdpa has no sinks"),
+    ("bloom", "transformers-sdpa"): Remaining(None, "its class supports only eager attention"),
+    ("gemma2", "transformers-sdpa"): Remaining(None, "sdpa has no soft cap of the scores"),
+    ("gpt_oss", "transformers-sdpa"): Remaining(None, "sdpa has no attention sinks"),
 }
 
-# What a layer does not depend on.
+# Attributes of a model that do not change its layers.
 _BESIDE_LAYERS = (
     *("name", "source", "layers", "vocab_size", "max_seq_length", "embedding_norm", "final_norm"),
     *("token_types", "head_transform", "head_bias", "tied_embeddings", "embedding_dropout"),
@@ -62,7 +65,7 @@ _BESIDE_LAYERS = (
 
 
 def family(config: Config) -> str:
-    """The family whose layer a model has, or whose is the nearest.
+    """The family whose layer a model has, or the nearest one.
 
     >>> from memcalc.config import load
     >>> family(load("22b")), family(load("llama-3-8b")), family(load("kimi-k2"))
@@ -73,11 +76,11 @@ def family(config: Config) -> str:
 
 
 def require(config: Config) -> None:
-    """Refuse a model of whose layer no family has one, or not under its implementation.
+    """Refuse a model whose layer no family has, or not under its implementation.
 
     Raises:
-        UsageError: With what the nearest family's layers have.
-        NoAttentionError: It has no such attention.
+        UsageError: With the nearest family's layer.
+        NoAttentionError: The family does not have this attention.
     """
     nearest = family(config)
     different = _that_matter(_differences(nearest, config), config)
@@ -85,26 +88,29 @@ def require(config: Config) -> None:
         ours = ", ".join(f"{name} {getattr(config.model, name)}" for name in different)
         theirs = ", ".join(f"{name} {value}" for name, value in different.items())
         raise UsageError(
-            f"no Hugging Face layer here has {ours}, and the rest of {config.model.name}; the "
-            f"nearest is {nearest}'s, of {theirs}"
+            f"no known Hugging Face layer is that of {config.model.name}, with {ours}; the nearest "
+            f"is {nearest}'s, with {theirs}"
         )
     if config.model.experts and config.run.precision != "bf16":
-        raise UsageError("Hugging Face's layers of experts are validated in bf16, as grouped_mm is")
+        raise UsageError(
+            "MoE layers of Hugging Face need --precision bf16, as PyTorch's grouped_mm does"
+        )
     name = config.run.implementation.name
     remaining = REMAINING.get((nearest, name))
     if remaining is not None and remaining.bytes is None:
         raise NoAttentionError(
-            f"{nearest} has no {name} layer: {remaining.cause}; choose transformers-eager"
+            f"{nearest} has no {name} layer: {remaining.cause}; choose --implementation "
+            "transformers-eager"
         )
 
 
 def _differences(name: str, config: Config) -> dict[str, Any]:
-    """What a family's layers have otherwise than a model, read back from its config.json."""
+    """How a family's layers differ from a model, read back from its config.json."""
     model, kind = config.model, usual_kind(config)
     content = {"model_type": name, "num_hidden_layers": 1, **described(name, model, kind)}
     try:
         theirs = huggingface.read(content, model.name).model
-    except MemcalcError:  # it cannot be said so
+    except MemcalcError:  # its config.json cannot describe this model
         return dict.fromkeys((each.name for each in fields(Model)), "other sizes")
     names = [each.name for each in fields(Model) if each.name not in _BESIDE_LAYERS]
     return {
@@ -115,24 +121,24 @@ def _differences(name: str, config: Config) -> dict[str, Any]:
 
 
 def _that_matter(different: dict[str, Any], config: Config) -> dict[str, Any]:
-    """What differs, without what a fused kernel, or none, has nothing to do with."""
+    """The differences that have an effect with fused, or with unfused, attention."""
     flash = config.run.implementation.attention == "flash"
     beside = "softmax_fp32" if flash else "calls_attention"
     return {name: value for name, value in different.items() if name != beside}
 
 
 class HuggingFaceLayer(nn.Module):
-    """One decoder layer, x (b, s, h) -> (b, s, h); what the whole model gives it are buffers.
+    """One decoder layer, x (b, s, h) -> (b, s, h); what the whole model passes to it are buffers.
 
-    Kept are as many bytes as each further layer of the whole model keeps: its layers share the
-    tables of positions and the mask, and its output has no logits of the routers.
+    It saves as many bytes as each further layer of the whole model: the layers share the tables of
+    positions and the mask, and router logits are not an output.
 
     Args:
         kind: The family, one of ``FAMILIES``.
-        content: The layer's sizes, as the family's config.json names them.
-        run: The sequence, the precision and the kernels.
-        number: Which of the model's layers it is, counted from 0.
-        masked: Whether the model gives it a mask under sdpa.
+        content: The layer's sizes, with the names of the family's config.json.
+        run: The sequence length, the precision and the kernels.
+        number: The layer's number in the model, from 0.
+        masked: Whether the model passes it a mask under sdpa.
     """
 
     def __init__(
@@ -153,7 +159,7 @@ class HuggingFaceLayer(nn.Module):
             self.layer = _build(getattr(modeling, FAMILIES[kind].layer), config, number)
             self.layer = _typed(self.layer, modeling, dtype).train()
             tables = {"later": torch.zeros(1, 1, s, s, dtype=dtype)} if eager else {}
-            if masked and not eager:  # of a byte a pair of tokens, and viewed for all sequences
+            if masked and not eager:  # a byte per pair of tokens, expanded over all sequences
                 tables["later"] = torch.zeros(1, 1, s, s, dtype=torch.bool)
             tables |= _positions(modeling, config, run, number)
             for name, table in tables.items():
@@ -180,14 +186,14 @@ class HuggingFaceLayer(nn.Module):
 
 
 def layer_of(config: Config) -> HuggingFaceLayer:
-    """The layer of a config's model, of the kind that it has most of."""
+    """The layer of a config's model, of its most frequent kind."""
     of, kind = family(config), usual_kind(config)
     content = described(of, config.model, kind)
     return HuggingFaceLayer(of, content, config.run, masked=masked(config, kind))
 
 
 def cuda_kernels(run: Run) -> AbstractContextManager[Any]:
-    """What runs on CUDA in place of what meta would run."""
+    """The stand-ins for CUDA's kernels, if the implementation is Hugging Face's."""
     if run.implementation.name.startswith("transformers-"):
         return CudaKernels(run.implementation.rng_bytes)
     return nullcontext()
@@ -198,13 +204,13 @@ def _configured(kind: str, content: Mapping[str, Any], attention: str, products:
 
     config = AutoConfig.for_model(kind, **content)
     config._attn_implementation = attention
-    # what the loop over experts keeps depends on the routing, which meta does not know
+    # what transformers' loop over experts saves depends on the routing, which meta does not know
     config._experts_implementation = f"{products}_mm"
     return config
 
 
 def _typed(layer: nn.Module, modeling: Any, dtype: torch.dtype) -> nn.Module:
-    """A layer's weights in a type, but for those that its family keeps in fp32, as routers' are."""
+    """A layer with its weights in a dtype, except those that stay fp32, as of routers."""
     models = [each for each in vars(modeling).values() if hasattr(each, FP32_ALWAYS)]
     wide = {name for each in models for name in getattr(each, FP32_ALWAYS) or ()}
     layer = layer.to(dtype)
@@ -215,15 +221,14 @@ def _typed(layer: nn.Module, modeling: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def _build(layer: Any, config: Any, number: int) -> Any:
-    """A layer of a class; some classes do not ask for its number."""
+    """A layer of a class; some classes do not take its number."""
     return layer(config, number) if len(signature(layer).parameters) > 1 else layer(config)
 
 
 def _positions(modeling: Any, config: Any, run: Run, number: int) -> dict[str, Tensor]:
-    """The tables of positions, which the whole model makes once for all its layers.
+    """The tables of positions, which the model makes once for all layers.
 
-    Cosines and sines (1, s, d) each, or as DeepSeek-V2 has them complex numbers, or ALiBi's
-    slopes (b a, 1, s).
+    They are cosines and sines (1, s, d), complex numbers (DeepSeek-V2) or ALiBi slopes (b a, 1, s).
     """
     dtype, s = TYPES[run.precision], run.seq_length
     if getattr(config, "alibi", config.model_type == "bloom"):
@@ -242,5 +247,5 @@ def _positions(modeling: Any, config: Any, run: Run, number: int) -> dict[str, T
 
 
 def _of_kinds(rotary: nn.Module) -> bool:
-    """Whether layers of several kinds have their own positions (Gemma-3)."""
+    """Whether kinds of layers have different positions (Gemma-3)."""
     return "layer_type" in signature(rotary.forward).parameters

@@ -1,4 +1,4 @@
-"""Exact interpolation: polynomials over the rationals that take given values at given sizes."""
+"""Exact interpolation: rational polynomials through given values at given sizes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, product
@@ -9,16 +9,16 @@ import sympy
 
 from memcalc import symbols
 
-DEGREES = 4  # the highest degree in a letter that is looked for
-FURTHER = 4  # sizes at which a polynomial is confirmed
+DEGREES = 4  # the highest degree per letter
+FURTHER = 4  # sizes beyond those used, at which a polynomial is confirmed
 
 
 class Interpolated(NamedTuple):
     """Polynomials through measured values.
 
     Attributes:
-        expressions: One for each value, in sympy's expressions.
-        method: Their degrees, and at how many sizes that were not used they are confirmed.
+        expressions: One sympy expression per value.
+        method: Their degrees, and the number of further sizes that confirmed them.
     """
 
     expressions: tuple[Any, ...]
@@ -28,17 +28,17 @@ class Interpolated(NamedTuple):
 def interpolated(
     values: Callable[[Mapping[str, int]], Sequence[int]], sizes: Mapping[str, int]
 ) -> Interpolated:
-    """The polynomials in letters that give what is measured at multiples of sizes.
+    """The polynomials through what is measured at multiples of sizes.
 
-    The degree in each letter is the lowest with which they hold at sizes that were not used to
-    find them.
+    The degree in each letter is the lowest that fits. The polynomials are then confirmed at sizes
+    that were not used to find them.
 
     Args:
-        values: What is measured at sizes by letter: as many values every time.
-        sizes: The sizes by letter whose multiples are taken.
+        values: Measures at the size of each letter; returns the same number of values every time.
+        sizes: The size of each letter, whose multiples are measured.
 
     Raises:
-        ValueError: No polynomial of a degree up to ``DEGREES`` gives what is measured.
+        ValueError: No polynomial of degree ``DEGREES`` or less fits.
 
     >>> found = interpolated(lambda at: [3 * at["s"] ** 2 * at["b"] + 5], {"s": 4, "b": 2})
     >>> found.expressions
@@ -80,7 +80,7 @@ def interpolated(
 def _degree(
     measured: Callable[[tuple[int, ...]], list[int]], letters: list[str], letter: str
 ) -> int:
-    """The lowest degree in one letter, the others as they are: further differences vanish."""
+    """The lowest degree in one letter with the others fixed, at which further differences are 0."""
     for degree in range(DEGREES + 1):
         row = [
             measured(tuple(n if each == letter else 1 for each in letters))
@@ -90,7 +90,7 @@ def _degree(
             row = [[b - a for a, b in zip(*pair, strict=True)] for pair in pairwise(row)]
         if not any(row[0]):
             return degree
-    raise ValueError(f"what it keeps is no polynomial of a degree up to {DEGREES} in {letter}")
+    raise ValueError(f"its bytes are not a polynomial of degree {DEGREES} or less in {letter}")
 
 
 def _confirm(
@@ -99,7 +99,7 @@ def _confirm(
     sizes: Mapping[str, int],
     expressions: Sequence[Any],
 ) -> None:
-    """Hold the polynomials against sizes beyond those that they were found at."""
+    """Check the polynomials at sizes beyond those that they were found at."""
     for further in range(FURTHER):
         at = tuple(
             degree + 2 + (further + i) % FURTHER for i, degree in enumerate(degrees.values())
@@ -109,4 +109,5 @@ def _confirm(
             for (letter, size), n in zip(sizes.items(), at, strict=True)
         }
         if [each.subs(values) for each in expressions] != measured(at):
-            raise ValueError(f"what it keeps follows no polynomial at {values}")
+            said = ", ".join(f"{letter} = {size}" for letter, size in values.items())
+            raise ValueError(f"its bytes follow no polynomial at {said}")

@@ -1,10 +1,10 @@
-"""Tying what was measured to the ledger: every storage to its entries, every entry to its storage.
+"""Match measured storages with the entries of the ledger.
 
-A ledger's tensor and a measured storage are the same thing if the same operation made them and
-their bytes are equal; a storage may back several entries (packed q, k, v), whose bytes sum to it,
-and a small entry may be two storages (seed and offset of a kernel's random numbers). What is alive
-without being saved is tied to what a selective checkpoint caches alone.
-What is left over on either side is a failure, unless the closed list below says why it is not.
+An entry and a storage match if the same operation made them and their bytes are equal. One storage
+may hold several entries (packed q, k and v), whose bytes then sum to it, and a small entry may be
+two storages (seed and offset of a kernel's random numbers). A storage that is alive but not saved
+matches only what a selective checkpoint caches. What is left over on either side is a failure,
+unless ``IGNORED_STORAGES`` gives a reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from memcalc.validation.measure import Stored
 
 MATCHED, IGNORED, MISSING, UNEXPLAINED = "matched", "ignored", "missing", "unexplained"
 
-# The ledger's operations that are part of another module's work in ``modules``.
+# Operations of the ledger that another module of ``memcalc.validation.modules`` does.
 OPERATIONS = {
     "attention_enter": "qkv",
     "mlp_enter": "fc1",
@@ -27,16 +27,16 @@ OPERATIONS = {
 
 NO_NAMES: dict[str, str] = {}
 
-# The closed list of what may be kept without being in a layer's ledger: who made it, how many bytes
-# it may have at the most (None: as many as it has), and why.
+# All that may be saved for backward without being in a layer's ledger: the name of its buffer or
+# module, its largest size in bytes (None: any size), and the reason.
 IGNORED_STORAGES: dict[str, tuple[int | None, str]] = {
-    "later": (None, "the causal mask: one for the whole model"),
-    "cos": (None, "the rotary positions' cosines: one table for the whole model"),
-    "sin": (None, "the rotary positions' sines: one table for the whole model"),
-    "turns": (None, "the rotary positions as complex numbers: one table for the whole model"),
-    "alibi": (None, "ALiBi's slopes: one table for the whole model"),
-    "": (8, "an int64 index that a list became, as Falcon takes key and value off one product"),
-    "linear_qkv": (4, "Megatron-core's checkpoint keeps the kind of its mask as an int32"),
+    "later": (None, "the causal mask, one per model"),
+    "cos": (None, "the table of rotary cosines, one per model"),
+    "sin": (None, "the table of rotary sines, one per model"),
+    "turns": (None, "the table of rotary positions as complex numbers, one per model"),
+    "alibi": (None, "the table of ALiBi slopes, one per model"),
+    "": (8, "an int64 index, which Falcon's code makes of a list"),
+    "linear_qkv": (4, "an int32 in which Megatron-core's checkpoint saves its kind of mask"),
 }
 
 
@@ -44,12 +44,12 @@ class Tie(NamedTuple):
     """A row of the comparison.
 
     Attributes:
-        tensor: The ledger's tensor, or the shape of the storage.
+        tensor: The tensor's name in the ledger, or the shape of a storage that is not in it.
         module: The module that made it.
-        op: The operations, or the modules, that keep it.
-        ledger_bytes: What the ledger says; 0 if it does not know it.
-        measured_bytes: What was measured; 0 if it is not there. Of a storage that backs several
-            entries, the entry's own part.
+        op: The operations or the modules that save it.
+        ledger_bytes: Its bytes in the ledger; 0 if it is not in it.
+        measured_bytes: Its bytes as measured; 0 if there is no such storage. For a storage that
+            holds several entries, the entry's part.
         status: ``matched``, ``ignored``, ``missing`` or ``unexplained``.
     """
 
@@ -62,13 +62,13 @@ class Tie(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Entries of the ledger and storages that are the same, or what of either is left over.
+    """Entries and storages that match, or one that is left over.
 
     Attributes:
         module: The module that made them.
-        entries: The ledger's entries, several where they are packed in one storage.
-        stored: The storages, two where they are one small entry.
-        status: As of ``Tie``.
+        entries: The ledger's entries: several if one storage holds them.
+        stored: The storages: two if they are one small entry.
+        status: As in ``Tie``.
     """
 
     module: str
@@ -77,7 +77,7 @@ class Match(NamedTuple):
     status: str
 
     def ties(self) -> list[Tie]:
-        """A row for each entry, or for the storage that has none."""
+        """One row per entry, or one for a storage without entries."""
         if not self.entries:
             each = self.stored[0]
             shape = " ".join(str(size) for size in each.shape)
@@ -104,7 +104,7 @@ def tie(
     modules: Mapping[str, str] = NO_NAMES,
     known: frozenset[str] = frozenset(),
 ) -> list[Tie]:
-    """A row for every entry and every storage; the arguments are those of ``matches``."""
+    """One row per entry and per storage that is left over; the arguments are ``matches``'s."""
     found = matches(graph, entries, stored, operations, modules, known)
     return [row for each in found for row in each.ties()]
 
@@ -117,28 +117,28 @@ def matches(
     modules: Mapping[str, str] = NO_NAMES,
     known: frozenset[str] = frozenset(),
 ) -> list[Match]:
-    """Every entry and every storage, matched with one another or left over.
+    """Match entries with storages.
 
     Args:
         graph: The ledger's graph.
-        entries: What it keeps.
-        stored: What was measured.
-        operations: The module that does an operation's work, where it goes by another name.
-        modules: What a module is called there, where it is a part of another's work.
-        known: Names that mean the same there and in the ledger: what other ones of them keep is
-            never tied.
+        entries: The tensors that it saves for backward.
+        stored: The measured storages.
+        operations: The module that does an operation, where their names differ.
+        modules: Another name for a module, under which it does an operation.
+        known: Names of operations that the layer's modules have too. An entry and a storage that
+            different ones of them save never match.
     """
     stored = [replace(each, made_by=modules.get(each.made_by, each.made_by)) for each in stored]
     producer: dict[Tensor, str] = {}
     for op in graph.ops:
         for tensor in op.outputs:
-            producer.setdefault(tensor, op.name)  # f hands on the tensor that it was given
+            producer.setdefault(tensor, op.name)  # the collective f returns its own input
     inputs = {tensor for op in graph.ops for tensor in op.inputs}
     found: list[Match] = []
     by_module: dict[str, list[Entry]] = {}
     for entry in entries:
         made = producer.get(entry.tensor)
-        if made is None:  # an input of the graph, or a tensor that only its operation knows
+        if made is None:  # an input of the graph, or a tensor inside an operation
             made = "" if entry.tensor in inputs else entry.ops[0]
         by_module.setdefault(operations.get(made, made), []).append(entry)
     for module in {**by_module, **{each.made_by: None for each in stored}}:
@@ -150,9 +150,9 @@ def matches(
 def _within(
     module: str, entries: list[Entry], stored: list[Stored], known: frozenset[str]
 ) -> list[Match]:
-    """The matches of what one module made.
+    """The matches of one module.
 
-    Equal bytes kept by the same operations come first, then equal bytes, then sums of entries.
+    Equal bytes saved by the same operations come first, then equal bytes, then sums of entries.
     """
     found, left = [], list(entries)
     waiting = sorted(stored, key=lambda each: -each.bytes)
@@ -177,7 +177,7 @@ def _within(
 
 
 def _may_be(entry: Entry, each: Stored, known: frozenset[str]) -> bool:
-    """Whether who keeps an entry and who saved a storage do not speak against each other."""
+    """Whether an entry and a storage can be the same tensor, by the operations that save them."""
     if not each.saved_by:
         return entry.source == SELECTIVE_CHECKPOINT
     told = known.issuperset(entry.ops) and known.issuperset(each.saved_by)
@@ -202,6 +202,6 @@ def _same_sum(each: Stored, entries: list[Entry]) -> Sequence[Entry]:
 
 
 def _pairs(entry: Entry, stored: list[Stored]) -> list[tuple[Stored, Stored]]:
-    """The first pair of storages that together are an entry, or none."""
+    """The first pair of storages whose bytes sum to an entry's, or none."""
     pairs = combinations(stored, 2)
     return [p for p in pairs if sum(each.bytes for each in p) == entry.tensor.bytes][:1]

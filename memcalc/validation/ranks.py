@@ -1,13 +1,16 @@
-"""Ranks: one process, ranks that are only pretended, or real ones over gloo or NCCL."""
+"""Ranks: this process alone, pretended ranks, or a process per rank over gloo or NCCL."""
 
+import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,12 +18,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from memcalc.errors import MemcalcError
+from memcalc.validation import worker
 
 TIMEOUT_SECONDS = 120
-LONG_SECONDS = 1800  # for what may take long without hanging
+LONG_SECONDS = 1800  # for layers of full size, which run for minutes
 
 Result = TypeVar("Result")
 
@@ -31,7 +34,7 @@ class RankError(MemcalcError, RuntimeError):
 
 @contextmanager
 def pretended(ranks: int) -> Iterator[None]:
-    """A process group of so many ranks of which only rank 0 is there: collectives move nothing."""
+    """A process group in which only rank 0 exists: collectives move no data."""
     if ranks == 1:
         yield
         return
@@ -51,13 +54,16 @@ def on_each(
     backend: str = "gloo",
     timeout: int = TIMEOUT_SECONDS,
 ) -> list[Result]:
-    """What a function returns on each of so many processes, which share a group.
+    """Call a function on every rank of a process group, and return what each rank returns.
+
+    A single rank runs in this process. Under torchrun this process is one of the ranks. Otherwise
+    each rank is a new process, which ends when this one does.
 
     Args:
-        ranks: How many; one runs in this process, and under torchrun each is there already.
+        ranks: The number of ranks.
         function: A function of a module, called with the rank and the arguments.
-        arguments: What else it is called with; they travel pickled.
-        backend: What carries their collectives: ``gloo``, or ``nccl`` with a GPU for each.
+        arguments: The further arguments; they are pickled.
+        backend: The backend of the collectives: ``gloo``, or ``nccl`` with a GPU per rank.
         timeout: Seconds after which ranks that have not answered are ended.
 
     Raises:
@@ -68,33 +74,46 @@ def on_each(
     if ranks == 1:
         return [function(0, *arguments)]
     with tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder:
-        context = mp.get_context("spawn")
+        task = pickle.dumps((ranks, folder, backend, timeout, function, arguments))
+        context = multiprocessing.get_context("spawn")
         processes = [
-            context.Process(
-                target=_rank,
-                args=(rank, ranks, folder, backend, timeout, function, arguments),
-                daemon=True,
-            )
+            context.Process(target=worker.work, args=(rank, folder, task), daemon=True)
             for rank in range(ranks)
         ]
-        for process in processes:
-            process.start()
         try:
+            with _uninterrupted():
+                for process in processes:
+                    process.start()
             return _answers(processes, Path(folder), timeout)
         finally:
             for process in processes:
-                process.kill()
-                process.join()
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold SIGINT back; processes started meanwhile never see it, and leave the answer to this one.
+
+    The resource tracker of multiprocessing lets SIGINT through as it starts, so it starts first.
+    """
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def launched() -> bool:
-    """Whether torchrun, or something like it, has started this process as one of several ranks."""
+    """Whether torchrun, or a launcher like it, has started this process as one of several ranks."""
     numbers = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     return "MASTER_ADDR" in os.environ and all(number.isdecimal() for number in numbers)
 
 
 def is_first() -> bool:
-    """Whether this process speaks for all: it is alone, or the first of those launched."""
+    """Whether this process prints the answer: it is alone, or rank 0 of a launch."""
     return not launched() or os.environ["RANK"] == "0"
 
 
@@ -105,10 +124,10 @@ def _joined(
     backend: str,
     timeout: int,
 ) -> list[Result]:
-    """What the function returns on each of the ranks that somebody else has launched."""
+    """What the function returns on each rank of a launch by torchrun."""
     size = int(os.environ["WORLD_SIZE"])
     if size != ranks:
-        raise RankError(f"{size} ranks were launched, where tensor parallel {ranks} needs {ranks}")
+        raise RankError(f"--tp {ranks} needs {ranks} ranks, but {size} were launched")
     if not dist.is_initialized():
         _use_gpu(backend, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
@@ -124,19 +143,12 @@ def _joined(
     return answers
 
 
-def _rank(
-    rank: int,
-    ranks: int,
-    folder: str,
-    backend: str,
-    timeout: int,
-    function: Callable[..., object],
-    arguments: tuple[object, ...],
-) -> None:
+def answer(rank: int, task: bytes) -> None:
     """One rank: join the group, call the function, leave its answer in the folder."""
+    ranks, folder, backend, timeout, function, arguments = pickle.loads(task)  # of our own parent
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)  # ranks of one machine share its cores
-    answer: tuple[str, object]
+    found: tuple[str, object]
     try:
         _use_gpu(backend, rank)
         dist.init_process_group(
@@ -146,24 +158,24 @@ def _rank(
             world_size=ranks,
             timeout=timedelta(seconds=timeout),
         )
-        answer = "done", function(rank, *arguments)
+        found = "done", function(rank, *arguments)
         dist.barrier()
         dist.destroy_process_group()
     except Exception as error:
-        answer = "failed", _shortly(error)
+        found = "failed", _shortly(error)
     written = Path(folder, f"answer-{rank}.new")
-    written.write_bytes(pickle.dumps(answer))
+    written.write_bytes(pickle.dumps(found))
     written.rename(Path(folder, f"answer-{rank}"))
 
 
 def _use_gpu(backend: str, index: int) -> None:
-    """Make a GPU the current one before NCCL asks which is."""
+    """Select a rank's GPU, which NCCL reads when the group is made."""
     if backend == "nccl":
         torch.cuda.set_device(index)
 
 
 def _answers(processes: Sequence[BaseProcess], folder: Path, timeout: int) -> list[Any]:
-    """What every rank answers. The first to fail says why: others then fail for want of it."""
+    """Every rank's answer. Of several failures the first is raised: the others follow from it."""
     deadline = time.monotonic() + timeout
     waiting, answers = dict(enumerate(processes)), {}
     while waiting:
@@ -172,7 +184,7 @@ def _answers(processes: Sequence[BaseProcess], folder: Path, timeout: int) -> li
         late = [rank for rank in waiting if not _path(folder, rank).exists()]
         if late and not ended:
             ranks = ", ".join(map(str, late))
-            raise RankError(f"rank {ranks} did not answer within {timeout} s")
+            raise RankError(f"no answer from rank {ranks} within {timeout} s")
         ready = [r for r, process in waiting.items() if not ended or process.sentinel in ended]
         for rank in sorted(ready, key=lambda rank: _written(folder, rank)):
             answers[rank] = _answer(rank, waiting.pop(rank), folder)
@@ -184,7 +196,7 @@ def _path(folder: Path, rank: int) -> Path:
 
 
 def _written(folder: Path, rank: int) -> int:
-    """When a rank answered; before all others, if it has ended and did not."""
+    """When a rank answered; 0 if it has ended without an answer."""
     path = _path(folder, rank)
     return path.stat().st_mtime_ns if path.exists() else 0
 
@@ -194,7 +206,7 @@ def _answer(rank: int, process: BaseProcess, folder: Path) -> Any:
     if not path.exists():
         process.join()
         raise RankError(f"rank {rank} died (exit code {process.exitcode})")
-    # this process's own children wrote it, in a folder that only they and it can read
+    # written by a child of this process, in a folder that only this user can read
     kind, value = pickle.loads(path.read_bytes())
     if kind == "failed":
         raise RankError(f"rank {rank} failed: {value}")

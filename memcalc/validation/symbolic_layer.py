@@ -1,4 +1,4 @@
-"""memcalc's own layer, run on symbols of all its sizes: heads, widths, ranks and tokens."""
+"""Run memcalc's own layer on symbols of all its sizes: heads, widths, ranks and tokens."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -16,7 +16,7 @@ from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 
 
 def derived_layer(config: Config) -> Derived:
-    """The closed form of what a layer keeps, in the letters of ``memcalc.symbols``.
+    """The formula of what a layer saves for backward, in the letters of ``memcalc.symbols``.
 
     >>> from memcalc.config import load
     >>> derived_layer(load("175b", sp=True, recompute="full")).formula
@@ -31,7 +31,7 @@ def derived_layer(config: Config) -> Derived:
         return _AmongRanks(Layer(sized, place), sizes["t"]), [hidden_state(sized, place)], {}
 
     derived = derive_from(build, base.example, written=base.written)
-    # each rank has a key and value head of its own, or copies of one: two forms
+    # two formulas: ranks have key-value heads of their own, or several share copies of one
     k, t = symbols.symbol("k"), symbols.symbol("t")
     heads = ((k >= t,) if "K" in base.example else (k <= t,)) if _copyable(config) else ()
     return replace(
@@ -46,11 +46,11 @@ def derived_layer(config: Config) -> Derived:
 
 
 def sizes_apart(config: Config) -> dict[str, int]:
-    """Sizes of the whole, by letter, at which different forms have different values."""
+    """Sizes of the whole layer at which different formulas have different values."""
     return whole_sizes({name: _APART[name] for name in _base(config).example})
 
 
-# At primes (but D, a multiple of R) sums of a few products are equal only where they are the same.
+# Primes (but D, a multiple of R), at which different sums of a few products have different values.
 _APART = {"b": 101, "D": 85, "k": 1009, "R": 5, "t": 13, "S": 10007, "s": 10009} | {
     "A": 19,
     "K": 23,
@@ -65,13 +65,13 @@ def _copyable(config: Config) -> bool:
 
 
 class _Base(NamedTuple):
-    """The sizes that one rank sees, of which those of the whole layer are products.
+    """The sizes of one rank. Those of the whole layer are products of them.
 
-    So t divides what it splits, heads are groups of query heads, and nothing is ever rounded.
+    So t divides what it shards, query heads come in whole groups, and nothing is rounded.
 
     Attributes:
-        example: Their sizes, by name.
-        written: What each is in the letters of the whole.
+        example: An example of each size.
+        written: Each size in the letters of the whole layer.
     """
 
     example: Mapping[str, int]
@@ -79,7 +79,7 @@ class _Base(NamedTuple):
 
 
 def _base(config: Config) -> _Base:
-    """The sizes of one rank of a config's layer, with an example of each."""
+    """The sizes of one rank of a config's layer."""
     model, t = config.model, config.parallel.tp
     letter = symbols.symbolic(config)
     copied = _copyable(config) and model.kv_heads < t
@@ -104,7 +104,7 @@ def _base(config: Config) -> _Base:
 
 
 def whole_sizes(at: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of the whole layer, by letter, from those of one rank: numbers or symbols."""
+    """The sizes of the whole layer from those of one rank, numbers or symbols."""
     t = at["R"] * at["k"] if "R" in at else at.get("t", 1)
     a = (at["A"] if "A" in at else at["K"] * at["g"]) * t
     k = at["k"] if "k" in at else at["K"] * t if "K" in at else a
@@ -116,7 +116,7 @@ def whole_sizes(at: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _AmongRanks(nn.Module):
-    """A layer whose collectives are among so many ranks that are not there."""
+    """A layer whose collectives run as if so many ranks existed."""
 
     def __init__(self, layer: Layer, ranks: Any) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class _AmongRanks(nn.Module):
 
 
 def _sized(config: Config, sizes: Mapping[str, Any]) -> Config:
-    """A config with other sizes, which may be symbols, of which nothing is asked."""
+    """A config with other sizes, which may be symbols and are not checked."""
     model = _with(
         config.model,
         hidden_size=sizes["h"],
@@ -144,7 +144,7 @@ def _sized(config: Config, sizes: Mapping[str, Any]) -> Config:
 
 
 def _with(record: Any, **values: Any) -> Any:
-    """A copy of a frozen record with other values, unchecked."""
+    """A copy of a frozen record with other values, which are not checked."""
     made = copy(record)
     for name, value in values.items():
         object.__setattr__(made, name, value)

@@ -1,4 +1,4 @@
-"""``validate --time``: how long a layer takes forward and backward under each policy."""
+"""``validate --time``: the seconds of a layer's passes under each recompute policy."""
 
 import statistics
 import time
@@ -10,6 +10,7 @@ import torch
 from memcalc import resources, symbols
 from memcalc.answers.notes import notes, setting
 from memcalc.config import Config
+from memcalc.progress import doing
 from memcalc.report import Column, Report
 from memcalc.validation import cuda, ranks
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
@@ -18,7 +19,7 @@ from memcalc.validation.witness import as_on
 POLICIES = ("none", "selective", "full", "save_linear")
 WARM_UP, REPEATS = 3, 10
 
-# The rows of table 4 with the layer's own choices: policy, and whether the sequence is split.
+# The paper's rows of table 4, by recompute policy and sequence parallelism.
 TABLE_4 = {
     ("none", False): "baseline",
     ("none", True): "sequence",
@@ -29,12 +30,13 @@ TABLE_4 = {
 
 
 def timings(config: Config, device: str) -> Report:
-    """The times of one layer under each policy, in seconds; those of the slowest rank.
+    """The seconds of one layer under each recompute policy, on the slowest rank.
 
     Args:
-        config: The model, its parallelism and its run; the policies are the rows.
+        config: The model, its parallelism and its run, without recomputation.
         device: ``cuda`` or ``cpu``.
     """
+    doing(f"timing one layer of {config.model.name} under {len(POLICIES)} recompute policies")
     backend = "nccl" if device == "cuda" else "gloo"
     answers = ranks.on_each(
         config.parallel.tp, timed, config, device, backend=backend, timeout=ranks.LONG_SECONDS
@@ -54,11 +56,12 @@ def timings(config: Config, device: str) -> Report:
         line = f"table4/{row}/overhead"
         theirs = float(printed[line]["printed"]) if line in printed else None
         rows.append((policy, forward, backward, both, backward - backward_, overhead, theirs))
+    most = max(slowest, key=sum)
     threads = torch.get_num_threads() if config.parallel.tp == 1 else 1
-    where = cuda.described() if device == "cuda" else f"the CPU, threads of a rank: {threads}"
+    where = cuda.described() if device == "cuda" else f"the CPU, {threads} threads per rank"
     return Report(
         "validate",
-        f"Times of one layer of {setting(config)}",
+        f"Seconds of one layer of {setting(config)}",
         (
             Column("policy", "text"),
             Column("forward_seconds", "seconds"),
@@ -72,18 +75,23 @@ def timings(config: Config, device: str) -> Report:
         symbols.values(config),
         (
             f"on {where}; torch {torch.__version__}; {time.strftime('%Y-%m-%d')}",
-            f"medians of {REPEATS} passes after {WARM_UP}; overhead is over the first row; "
-            "recompute is what the policy adds to the backward pass, with PyTorch's default "
-            "early stop",
-            "paper overhead: table 4 of Korthikanti et al. 2022, the 22b model on eight A100, over "
-            "a baseline without sequence parallelism",
+            f"medians of {REPEATS} passes after {WARM_UP} for warm-up",
+            "recompute: what the policy adds to the backward pass, with early stop "
+            "(torch.utils.checkpoint's default)",
+            "overhead: forward plus backward, compared with the first row",
+            "paper overhead: table 4 of Korthikanti et al. 2022, the 22b model on eight A100, "
+            "compared with no recomputation and no sequence parallelism",
             *notes(config),
+        ),
+        answer=(
+            f"{POLICIES[0]} takes {1000 * sum(slowest[0]):,.3g} ms per layer, "
+            f"{POLICIES[slowest.index(most)]}, the slowest, {1000 * sum(most):,.3g} ms"
         ),
     )
 
 
 def timed(rank: int, config: Config, device: str) -> list[tuple[float, float]]:
-    """One rank's median seconds, forward and backward, under each policy."""
+    """One rank's median seconds, forward and backward, under each recompute policy."""
     config = as_on(config, device)
     if device == "cuda":
         cuda.prepare(rank)

@@ -1,6 +1,7 @@
-"""``validate``: a real PyTorch layer, what it keeps, and the ledger, tensor by tensor."""
+"""``validate``: what a real PyTorch layer saves for backward, beside the ledger's tensors."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,9 @@ from memcalc.analysis.segments import rounded
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import IMPLEMENTATIONS, Config, Implementation
 from memcalc.errors import UsageError, nearest
+from memcalc.progress import doing
 from memcalc.report import Column, Report
+from memcalc.units import format_bytes, format_flops
 from memcalc.validation import (
     allocator,
     cuda,
@@ -24,7 +27,14 @@ from memcalc.validation import (
     timing,
 )
 from memcalc.validation.gradients import TOLERANCE
-from memcalc.validation.match import IGNORED, MISSING, UNEXPLAINED
+from memcalc.validation.match import (
+    IGNORED,
+    IGNORED_STORAGES,
+    MATCHED,
+    MISSING,
+    UNEXPLAINED,
+    Tie,
+)
 from memcalc.validation.modules import TYPES, lacking
 from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.room import RoomError, require_room
@@ -32,8 +42,16 @@ from memcalc.validation.witness import DEPTHS, Counted, Finding, as_on, observe
 
 DEVICES = ("meta", "cpu", "cuda")
 AGAINST = ("own", "megatron", "torch", "transformers")
-TORCH = torch.__version__.partition("+")[0]  # without the build, which changes nothing here
-UNCONFIRMED = "not yet confirmed on a GPU: no such run is part of memcalc so far"
+TORCH = torch.__version__.partition("+")[0]  # without the build, which changes no byte
+UNCONFIRMED = "--device cuda has not been tested on a GPU yet"
+
+# What a row's status says, in the order of the notes.
+STATUSES = {
+    MATCHED: "the ledger and PyTorch have the same bytes",
+    IGNORED: "PyTorch saves it, and it is no part of a layer",
+    MISSING: "in the ledger, but not saved by PyTorch",
+    UNEXPLAINED: "saved by PyTorch, but not in the ledger",
+}
 
 
 def validate(
@@ -43,24 +61,24 @@ def validate(
     against: str = "own",
     time: bool = False,
 ) -> Report:
-    """Run a layer in PyTorch, measure what autograd keeps, and hold the exact ledger against it.
+    """Run a layer in PyTorch, and compare what autograd saves for backward with the exact ledger.
 
     Args:
         config: The model, its parallelism and its run.
-        device: ``meta``: full size, CUDA's choices of what is kept, no memory and no kernel;
-            ``cpu``: real tensors and kernels, and a process for every rank; ``cuda``: the same at
-            full size, and what the allocator counts. By default ``cuda`` if there is a GPU and the
-            layer is memcalc's own, else a small layer on ``cpu``, and the whole one on ``meta``.
-        full_size: On the CPU, the model's own size rather than a small one of its shape.
-        against: Whose layer runs: ``own``, that of ``memcalc.validation.modules``;
-            ``torch``, one in DTensor's tensor parallelism; ``transformers``, Hugging Face's; or
-            ``megatron``, Megatron-core's local one.
-        time: How long the own layer takes under each policy, instead of what it keeps.
+        device: ``meta``: full size, with the tensors that CUDA's kernels save, but no memory and no
+            kernel; ``cpu``: real tensors and kernels, one process per rank; ``cuda``: the same at
+            full size, and the allocator's count. By default ``cuda`` if there is a GPU and the
+            layer is memcalc's own, else a small layer on ``cpu`` and the full one on ``meta``.
+        full_size: On the CPU, run the model's own size, not a small layer of the same shape.
+        against: Whose layer runs: ``own``, the one of ``memcalc.validation.modules``; ``torch``,
+            one sharded by DTensor's tensor parallelism; ``transformers``, Hugging Face's; or
+            ``megatron``, Megatron-core's local layer.
+        time: Instead, time memcalc's own layer under each recompute policy.
 
     Raises:
-        UsageError: The device or the implementation is not one that can be validated.
+        UsageError: This device or implementation cannot be validated.
         RankError: A rank failed, died, or did not answer.
-        MemcalcError: The layer does not fit this machine.
+        MemcalcError: The layer does not fit in this machine's memory.
 
     >>> from memcalc.config import load
     >>> report = validate(load("22b", sp=True), "meta")
@@ -70,7 +88,7 @@ def validate(
     if device not in (None, *DEVICES):
         raise UsageError(f"device {device!r} is unknown; {nearest(str(device), DEVICES)}")
     if against not in AGAINST:
-        raise UsageError(f"a layer of {against!r} is unknown; {nearest(str(against), AGAINST)}")
+        raise UsageError(f"against {against!r} is unknown; {nearest(str(against), AGAINST)}")
     config, against = _whose(config, against)
     if device is not None:
         require(config, device, against)
@@ -93,7 +111,7 @@ def validate(
 
 
 def _together(*reports: Report) -> Report:
-    """The reports of several devices as one, titled as the last; the notes of each say whose."""
+    """The reports of several devices as one, with the last one's title; notes name their device."""
     last = reports[-1]
     common = [note for note in last.notes if all(note in report.notes for report in reports)]
     own = [
@@ -109,6 +127,8 @@ def _together(*reports: Report) -> Report:
             for column in last.columns
         ),
         rows=tuple(row for report in reports for row in report.rows),
+        answer="; ".join(report.answer for report in reports),
+        good=all(report.good for report in reports),
         notes=(*own, *common),
         failures=tuple(
             f"{_device(report)}: {line}" for report in reports for line in report.failures
@@ -123,15 +143,15 @@ def _device(report: Report) -> str:
 
 def _timings(config: Config, device: str, full_size: bool, against: str) -> Report:
     if device == "meta" or against != "own":
-        raise UsageError("times are of memcalc's own layer, on cuda or on the cpu")
+        raise UsageError("--time needs --device cpu or cuda, and --against own")
     if config.run.policy.regions:
-        raise UsageError("every policy has its times: choose no recomputation beside them")
+        raise UsageError("--time runs every recompute policy: drop --recompute")
     config = _sized(config, device, full_size, against)
     return timing.timings(config, device)
 
 
 def _sized(config: Config, device: str, full_size: bool, against: str) -> Config:
-    """The config at the size that runs on a device, after making sure that it fits."""
+    """The config at the size that runs on a device, if that fits in its memory."""
     if device == "cpu" and not full_size:
         config = reduced(config, copies=against != "torch")
     require_room(config, device)
@@ -141,6 +161,7 @@ def _sized(config: Config, device: str, full_size: bool, against: str) -> Config
 def _witness(config: Config, device: str, full_size: bool, against: str) -> Report:
     """The report of one device."""
     t = config.parallel.tp
+    doing(f"running one layer of {config.model.name} on {device}")
     if device == "meta":
         with ranks.pretended(t):
             found = [observe(0, config, device, against)]
@@ -154,16 +175,14 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
             )
         except torch.OutOfMemoryError as error:
             raise RoomError(
-                f"the GPU has no memory left: {str(error).partition('.')[0]}"
+                f"the GPU ran out of memory ({str(error).partition('.')[0]}); try --device meta"
             ) from error
     worst = max(range(len(found)), key=lambda rank: found[rank].measured.bytes)
     ties = found[worst].ties
-    ledger_bytes = sum(each.ledger_bytes for each in ties)
-    measured_bytes = sum(each.measured_bytes for each in ties if each.status != IGNORED)
-    ignored = sum(each.measured_bytes for each in ties if each.status == IGNORED)
+    failures = tuple(line for rank, each in enumerate(found) for line in _failures(rank, each))
     return Report(
         "validate",
-        f"What PyTorch keeps of one layer of {setting(config)}, {recomputation(config)}",
+        f"Saved for backward by one layer of {setting(config)}, {recomputation(config)}",
         (
             Column("tensor", "text"),
             Column("module", "text"),
@@ -180,35 +199,72 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
             *_backend_notes(config, device),
             *_layer_notes(config, device, against),
             *_finding_notes(found, config, device),
-            f"ledger {ledger_bytes} bytes, measured {measured_bytes}, difference "
-            f"{measured_bytes - ledger_bytes}; ignored {ignored}; torch {TORCH}",
+            *_status_notes(ties),
             *_beyond_the_paper(as_on(config, device)),
             *notes(config, "exact"),
+            f"torch {TORCH}",
         ),
-        tuple(line for rank, each in enumerate(found) for line in _failures(rank, each)),
+        failures,
+        answer=_answer(found, ties, device, failures),
+        good=not failures,
+    )
+
+
+def _answer(found: list[Finding], ties: list[Tie], device: str, failures: tuple[str, ...]) -> str:
+    """The verdict in one line: of every rank, with the numbers of the one that is shown."""
+    where = f"measured on {device}" + (f", {len(found)} ranks" if len(found) > 1 else "")
+    if not failures:
+        matched = [each.measured_bytes for each in ties if each.status == MATCHED]
+        total = format_bytes(sum(matched))
+        return f"matches: {len(matched)} of {len(matched)} tensors, {total}, {where}"
+    counts = Counter(tie.status for each in found for tie in each.ties)
+    wrong = [f"{counts[status]} {status}" for status in (MISSING, UNEXPLAINED) if counts[status]]
+    checks = len(failures) - counts[MISSING] - counts[UNEXPLAINED]
+    if checks:
+        wrong.append(f"{checks} other check{'s' if checks > 1 else ''} failed")
+    return f"does not match: {', '.join(wrong)}, {where}"
+
+
+def _status_notes(ties: list[Tie]) -> tuple[str, ...]:
+    """The sums of the table, and what the statuses in it say."""
+    ledger = sum(each.ledger_bytes for each in ties)
+    measured = sum(each.measured_bytes for each in ties if each.status != IGNORED)
+    there = [status for status in STATUSES if any(each.status == status for each in ties)]
+    ignored = {
+        f"{format_bytes(each.measured_bytes)}: {IGNORED_STORAGES[each.module][1]}": None
+        for each in ties
+        if each.status == IGNORED
+    }
+    return (
+        f"ledger {format_bytes(ledger)}, measured {format_bytes(measured)}, difference "
+        f"{format_bytes(measured - ledger)}",
+        *(f"{status}: {STATUSES[status]}" for status in there if status != IGNORED),
+        *((f"{IGNORED}: {STATUSES[IGNORED]} ({'; '.join(ignored)})",) if ignored else ()),
     )
 
 
 def _backend_notes(config: Config, device: str) -> tuple[str, ...]:
     if device == "meta":
-        return ("backend meta: full size, no memory was allocated and no kernel ran",)
+        return ("backend meta: full size; no memory is allocated and no kernel runs",)
     t = config.parallel.tp
     if device == "cpu":
-        return (f"backend cpu: {t} process(es), real kernels; {setting(config)}",)
+        ranks_ = "1 process" if t == 1 else f"{t} processes"
+        return (f"backend cpu: {ranks_}, real kernels; {setting(config)}",)
     unconfirmed = () if any(resources.names("measured", ".json")) else (UNCONFIRMED,)
-    return (f"backend cuda: {t} GPU(s), {cuda.described()}", *unconfirmed)
+    gpus = "1 GPU" if t == 1 else f"{t} GPUs"
+    return (f"backend cuda: {gpus}, {cuda.described()}", *unconfirmed)
 
 
 def _layer_notes(config: Config, device: str, against: str) -> tuple[str, ...]:
-    """Whose layer ran, and what stood in for kernels."""
+    """Whose layer ran, and which kernels were replaced by stand-ins."""
     if against == "transformers":
         built = families.FAMILIES[hugging_face.family(config)].layer
         return (
-            f"layer: transformers' own {built}; stand-ins for CUDA's dropout and attention kernels",
+            f"layer: transformers' {built}; stand-ins replace CUDA's dropout and attention kernels",
         )
     if against == "megatron":
         return (
-            "layer: Megatron-core's own local TransformerLayer; stand-ins for its norms and for "
+            "layer: Megatron-core's TransformerLayer (local spec); stand-ins replace its norms and "
             "CUDA's dropout",
         )
     return (*_torch_note(config, against), *_stand_ins(config, device))
@@ -219,29 +275,29 @@ def _torch_note(config: Config, against: str) -> tuple[str, ...]:
         return ()
     t = config.parallel.tp
     return (
-        f"layer: plain PyTorch modules under DTensor's own tensor parallelism of {t}; a stand-in "
-        "for CUDA's dropout",
+        f"layer: plain PyTorch modules sharded by DTensor over {t} tensor-parallel ranks; a "
+        "stand-in replaces CUDA's dropout",
     )
 
 
 def _stand_ins(config: Config, device: str) -> tuple[str, ...]:
-    """Which fused kernels are stood in for, by functions that keep what those keep."""
+    """Which fused kernels are replaced by functions that save the same tensors."""
     model, kernels = config.model, config.run.implementation
     flash = kernels.attention == "flash"
     fused = {
         "flash attention": flash and (device == "meta" or _math_on_cpu(config, device)),
         "RMSNorm": model.norm == "rmsnorm" and device != "cuda",
-        "the gate": model.gated and kernels.fused_gate,
+        "the gated activation": model.gated and kernels.fused_gate,
         "rotary positions": model.position == "rotary",
     }
     names = ", ".join(name for name, used in fused.items() if used)
     if not names:
         return ()
-    return (f"stand-ins, written to keep what the fused kernels' sources say, for: {names}",)
+    return (f"stand-ins that save the same tensors replace these fused kernels: {names}",)
 
 
 def _math_on_cpu(config: Config, device: str) -> bool:
-    """Whether attention would fall back to its math form: the CPU's kernel has no dropout."""
+    """Whether PyTorch would fall back to unfused attention: the CPU's kernel has no dropout."""
     return device == "cpu" and config.model.attention_dropout > 0
 
 
@@ -251,64 +307,71 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
     if first.gradient_error is not None:
         error = float(torch.tensor([each.gradient_error for each in found]).max())
         lines.append(
-            "in fp32 without dropout the ranks' gradients, of the input and of split weights, "
-            f"are the unsplit layer's to {error:.1g} of the largest"
+            "gradients of the input and of the sharded weights equal the unsharded layer's, in "
+            f"fp32 without dropout, to {error:.1g} of the largest"
         )
     if first.peaks:
         slope, rest = _slope(first.peaks), _rest(first.peaks)
-        line = f"the peak of forward and backward grows by {slope} bytes a layer"
+        line = f"the peak of forward plus backward grows by {format_bytes(slope)} per layer"
         if config.run.implementation.attention == "unfused" or device != "meta":
-            line += f"; {rest} bytes come and go besides (measured, not predicted)"
+            line += f"; {_temporary(rest)}"
         lines.append(line)
     if first.recomputed is not None:
-        whole, stopped = first.recomputed.measured
+        whole, stopped = map(format_flops, first.recomputed.measured)
         lines.append(
-            f"recomputation adds {whole} FLOPs on a rank by PyTorch's counter, {stopped} with its "
-            f"checkpoint's default early stop; {_likewise(first.recomputed)}"
+            f"recomputation adds {whole} per rank by PyTorch's counter, {stopped} with early stop "
+            f"(torch.utils.checkpoint's default); {_likewise(first.recomputed)}"
         )
     taken = first.measured.allocated_bytes
     if taken is not None:
-        least, most = _allocated(first)
-        bounds = f"{least}" if least == most else f"{least} to {most}"
+        least, most = map(format_bytes, _allocated(first))
+        bounds = least if least == most else f"{least} to {most}"
         lines.append(
-            f"the allocator counts {taken} bytes more after the forward pass, where its rules give "
-            f"{bounds} for what is kept and the output"
+            f"the allocator counts {format_bytes(taken)} more after the forward pass; by its rules "
+            f"the saved tensors and the output take {bounds}"
         )
     if first.allocator_peaks:
         lines.append(
-            f"by the allocator the peak grows by {_slope(first.allocator_peaks)} bytes a layer, "
-            f"where its rules give {_rounded(first)} for what is kept; "
-            f"{_rest(first.allocator_peaks)} bytes come and go besides (reported, not checked)"
+            f"the allocator's peak grows by {format_bytes(_slope(first.allocator_peaks))} per "
+            f"layer; by its rules the saved tensors take {format_bytes(_rounded(first))}; "
+            f"{_temporary(_rest(first.allocator_peaks))}"
         )
     if taken is not None and allocator.unknown(os.environ):
         other = ", ".join(allocator.unknown(os.environ))
-        lines.append(f"warning: {other}: not the allocator whose rules are known; not checked")
+        lines.append(f"warning: the allocator's count is not checked under {other}")
     return tuple(lines)
+
+
+def _temporary(rest: int) -> str:
+    return f"{format_bytes(rest)} of temporary buffers (measured only)"
 
 
 def _likewise(counted: Counted) -> str:
     if counted.measured == counted.ledger:
         return "the ledger has the same"
-    return f"the ledger has {counted.ledger[0]} and {counted.ledger[1]}"
+    whole, stopped = map(format_flops, counted.ledger)
+    return f"the ledger has {whole} and {stopped}"
 
 
 def _beyond_the_paper(config: Config) -> tuple[str, ...]:
-    """Term by term, what is kept beside or without what the paper's way of counting has."""
+    """The bytes of paper accounting, and by which tensors the exact count differs from them."""
+    theirs, differences = _paper_differences(config)
+    if not differences:
+        return ()
+    terms = ", ".join(
+        f"{name} {'+' if n > 0 else '-'}{format_bytes(abs(n))}" for name, n in differences.items()
+    )
+    return (f"paper accounting: {format_bytes(theirs)}; differences: {terms}",)
+
+
+def _paper_differences(config: Config) -> tuple[int, dict[str, int]]:
+    """The bytes of paper accounting, and what the exact count has more or less, by tensor."""
     kernels = IMPLEMENTATIONS["paper"]
     paper = replace(config, run=replace(config.run, implementation=kernels))
     theirs = _bytes_by_name(paper, "paper")
     ours = _bytes_by_name(config, "exact")
-    terms = [
-        f"{name} {ours.get(name, 0) - theirs.get(name, 0):+d}"
-        for name in {**theirs, **ours}
-        if ours.get(name, 0) != theirs.get(name, 0)
-    ]
-    if not terms:
-        return ()
-    return (
-        f"the paper's way of counting has {sum(theirs.values())} bytes; to these: "
-        f"{', '.join(terms)}",
-    )
+    differences = {name: ours.get(name, 0) - theirs.get(name, 0) for name in {**theirs, **ours}}
+    return sum(theirs.values()), {name: n for name, n in differences.items() if n}
 
 
 def _bytes_by_name(config: Config, accounting: str) -> dict[str, Any]:
@@ -316,60 +379,72 @@ def _bytes_by_name(config: Config, accounting: str) -> dict[str, Any]:
 
 
 def _whose(config: Config, against: str) -> tuple[Config, str]:
-    """The config with the implementation that a layer is, and whose layer runs."""
+    """The config with the implementation of the layer that runs, and whose layer that is."""
     kernels = config.run.implementation
     if kernels.name.startswith("transformers-"):
         return config, "transformers" if against == "own" else against
     said = f"implementation {kernels.name}"
     assumed = said in config.assumed
-    if against == "torch" and (assumed or kernels.name == "paper"):  # which no framework's layer is
+    if against == "torch" and (assumed or kernels.name == "paper"):  # paper is no framework's layer
         return _with(
             config, replace(IMPLEMENTATIONS["torch"], attention=kernels.attention)
         ), against
     if against != "transformers":
         return config, against
     if not assumed:
-        raise UsageError(f"{said} is not Hugging Face's: choose transformers-eager or -sdpa")
+        raise UsageError(
+            "--against transformers needs --implementation transformers-eager or "
+            f"transformers-sdpa, not {kernels.name}"
+        )
     name = "transformers-sdpa" if kernels.attention == "flash" else "transformers-eager"
     return _with(config, IMPLEMENTATIONS[name]), against
 
 
 def _with(config: Config, kernels: Implementation) -> Config:
-    """The config with an implementation that nobody asked for."""
+    """The config with an implementation that is assumed."""
     old = f"implementation {config.run.implementation.name}"
     assumed = (*(line for line in config.assumed if line != old), f"implementation {kernels.name}")
     return replace(config, run=replace(config.run, implementation=kernels), assumed=assumed)
 
 
 def require(config: Config, device: str, against: str) -> None:
-    """Refuse a layer that is not there, and a device that is not.
+    """Refuse a layer that memcalc cannot run, and a device that this machine does not have.
 
     Raises:
-        UsageError: With what is there.
+        UsageError: With what to choose instead.
     """
     kernels, model, t = config.run.implementation, config.model, config.parallel.tp
     if config.run.precision not in TYPES:
-        raise UsageError(f"{config.run.precision} is not validated: choose from {', '.join(TYPES)}")
+        raise UsageError(
+            f"--precision {config.run.precision} cannot run here; choose from {', '.join(TYPES)}"
+        )
     if device == "cuda":
         if against != "own":
-            raise UsageError("on cuda, memcalc's own layer is validated")
+            raise UsageError("--device cuda runs memcalc's own layer only (--against own)")
         if not cuda.available():
-            raise UsageError("PyTorch finds no GPU here; choose from 'cpu', 'meta'")
+            raise UsageError("PyTorch finds no GPU here; choose --device meta or --device cpu")
         if not ranks.launched() and torch.cuda.device_count() < t:
             raise UsageError(
-                f"tensor parallel {t} needs {t} GPUs, where there are {torch.cuda.device_count()}; "
-                "choose --tp or --device meta, or start it with torchrun over several machines"
+                f"--tp {t} needs {t} GPUs, and this machine has {torch.cuda.device_count()}; "
+                "choose a smaller --tp or --device meta, or start memcalc with torchrun"
             )
         if kernels.attention == "flash" and config.run.precision == "fp32":
-            raise UsageError("CUDA's flash kernel takes bf16 and fp16; choose --attention unfused")
+            raise UsageError(
+                "CUDA's flash attention needs --precision bf16 or fp16; choose one, or "
+                "--attention unfused"
+            )
     caches = "flash_attention" in config.run.policy.cached
     if caches and (t > 1 or (device == "meta" and kernels.attention == "flash")):
         raise UsageError(
-            "selective_op is validated with real flash kernels, on the cpu or cuda, and on one rank"
+            "--recompute selective_op is validated with --tp 1, and with flash attention on "
+            "--device cpu or cuda only"
         )
     lacks = "" if against == "transformers" else lacking(config)
     if lacks:
-        raise UsageError(f"no layer here has {lacks}: Hugging Face's may (transformers)")
+        raise UsageError(
+            f"this layer has {lacks}, which memcalc's PyTorch layer does not have; try --against "
+            "transformers"
+        )
     if against == "megatron":
         megatron.require(config)
     if against == "torch":
@@ -378,14 +453,14 @@ def require(config: Config, device: str, against: str) -> None:
         hugging_face.require(config)
         if device != "meta" or config.parallel.tp > 1 or config.run.policy.regions:
             raise UsageError(
-                "Hugging Face's layers are validated on meta, with one rank and nothing recomputed"
+                "--against transformers runs with --device meta, --tp 1 and no --recompute only"
             )
         return
     grouped = model.kv_heads != model.heads
     if grouped and kernels.attention == "unfused" and not kernels.repeats_kv:
         raise UsageError(
-            f"implementation {kernels.name} with grouped queries and unfused attention is a way of "
-            "counting that no module has; choose megatron-local"
+            f"no layer runs as --implementation {kernels.name} counts GQA with unfused attention; "
+            "choose --implementation megatron-local"
         )
 
 
@@ -408,37 +483,37 @@ def _allocated(found: Finding) -> tuple[int, int]:
 def _failures(rank: int, found: Finding) -> list[str]:
     lines = [
         f"rank {rank}: {each.tensor} of {each.module or 'the input'} is {each.status} "
-        f"(ledger {each.ledger_bytes} bytes, measured {each.measured_bytes})"
+        f"(ledger {each.ledger_bytes:,} bytes, measured {each.measured_bytes:,} bytes)"
         for each in found.ties
         if each.status in (MISSING, UNEXPLAINED)
     ]
     if found.peaks and _slope(found.peaks) != found.ledger_bytes:
         lines.append(
-            f"rank {rank}: the peak grows by {_slope(found.peaks)} bytes a layer, where the ledger "
-            f"has {found.ledger_bytes}"
+            f"rank {rank}: the peak grows by {_slope(found.peaks):,} bytes per layer, the ledger "
+            f"has {found.ledger_bytes:,} bytes"
         )
     error = found.gradient_error
     if error is not None and not error <= TOLERANCE:
-        lines.append(f"rank {rank}: gradients differ from the unsplit layer's by {error:.1g}")
+        lines.append(f"rank {rank}: gradients differ from the unsharded layer's by {error:.1g}")
     counted = found.recomputed
     if counted is not None and counted.measured != counted.ledger:
         lines.append(
-            f"rank {rank}: recomputation adds {counted.measured[0]} FLOPs, and "
-            f"{counted.measured[1]} with early stop, where the ledger has {counted.ledger[0]} and "
-            f"{counted.ledger[1]}"
+            f"rank {rank}: recomputation adds {counted.measured[0]:,} FLOPs, or "
+            f"{counted.measured[1]:,} with early stop; the ledger has {counted.ledger[0]:,} and "
+            f"{counted.ledger[1]:,}"
         )
     taken = found.measured.allocated_bytes
     if taken is not None and not allocator.unknown(os.environ):
         least, most = _allocated(found)
         if not least <= taken <= most:
             lines.append(
-                f"rank {rank}: the allocator counts {taken} bytes more after the forward pass, "
-                f"where its rules give {least} to {most}"
+                f"rank {rank}: the allocator counts {taken:,} bytes more after the forward pass; "
+                f"by its rules it is {least:,} to {most:,} bytes"
             )
     measured = found.measured
     if not measured.agrees:
         lines.append(
-            f"rank {rank}: two counts differ: {measured.live_bytes} bytes are alive, "
-            f"{measured.born_bytes} kept and {measured.output_bytes} of outputs"
+            f"rank {rank}: memcalc's two counts differ: {measured.live_bytes:,} bytes are alive, "
+            f"but {measured.born_bytes:,} are saved and {measured.output_bytes:,} are outputs"
         )
     return lines

@@ -1,6 +1,6 @@
-"""Runs of a module on tensors without values: what it keeps and tells, or where it stops.
+"""Run a module on tensors without values: what it saves and prints, or where it stops.
 
-Sizes are numbers, or PyTorch's symbols. Stand-ins take the places of the module's own tensors.
+Sizes are numbers, or PyTorch's symbols. Stand-ins replace the module's own tensors meanwhile.
 """
 
 import io
@@ -21,18 +21,18 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.validation.kernels import CudaKernels
 from memcalc.validation.measure import Stored, measure, module_path
 
-MOST_LINES, LONGEST = 3, 120  # of what a module prints or complains of
+MOST_LINES, LONGEST = 3, 120  # of what a module prints or warns of
 
-# From sizes by letter to a module and its arguments, and those by name.
+# From the size of each letter to a module, its arguments and its keyword arguments.
 Build = Callable[[Mapping[str, Any]], tuple[nn.Module, Sequence[Any], Mapping[str, Any]]]
 
 
 class StoppedError(Exception):
-    """A run stopped: where, and why."""
+    """A run stopped; the message says where and why."""
 
 
 class Subject(NamedTuple):
-    """What is derived: as of ``derive_from``."""
+    """What is derived; the arguments of ``derive_from``."""
 
     build: Build
     sizes: Mapping[str, int]
@@ -40,14 +40,14 @@ class Subject(NamedTuple):
     stands: str | None
 
     def at(self, sizes: Mapping[str, int]) -> "Run":
-        """A run at sizes that are numbers."""
+        """A run at numbers."""
         with quiet(), ExitStack() as stack:
             if self.device == "cpu":
                 stack.enter_context(without_values())
             return self.on(sizes)
 
     def on(self, sizes: Mapping[str, Any]) -> "Run":
-        """A run at sizes, numbers or symbols.
+        """A run at numbers or symbols.
 
         Raises:
             StoppedError: With the module's path and the operation.
@@ -56,7 +56,7 @@ class Subject(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run keeps, and what else it told: what it printed, and what it warned of."""
+    """What a run saves for backward, and the lines that it printed or warned of."""
 
     stored: tuple[Stored, ...]
     told: tuple[str, ...]
@@ -71,10 +71,7 @@ def without_values(symbols: ShapeEnv | None = None) -> FakeTensorMode:
 
 
 class _Place(TorchDispatchMode):
-    """Where a run is, also after an error has unwound it.
-
-    That is the last module that began, or in which an operation ran, and that operation.
-    """
+    """Where a run is or stopped: the last module that began, and the last operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +90,7 @@ class _Place(TorchDispatchMode):
 
     @contextmanager
     def within(self, module: nn.Module) -> Iterator[None]:
-        """Follow a module's parts."""
+        """Follow a module's submodules."""
 
         def enter(entered: nn.Module, inputs: Any) -> None:
             self.module = self.current()
@@ -107,7 +104,7 @@ class _Place(TorchDispatchMode):
 
 
 class _Printed(io.StringIO):
-    """What is printed: its first lines, with the place that printed them."""
+    """The first lines that are printed, with the module that prints them."""
 
     def __init__(self, place: _Place) -> None:
         super().__init__()
@@ -115,7 +112,7 @@ class _Printed(io.StringIO):
         self.lines: list[str] = []
 
     def write(self, text: str) -> int:
-        """Keep the first lines, with where they come from."""
+        """Keep the first lines."""
         before, self.rest = self.rest + text, ""
         *lines, self.rest = before.split("\n")
         told = [f"printed {self.place}: {_line(line)}" for line in lines if line.strip()]
@@ -124,7 +121,7 @@ class _Printed(io.StringIO):
 
 
 def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None) -> Run:
-    """Run a module forward on tensors without values, and measure what is kept.
+    """Run a module forward on tensors without values, and measure what it saves.
 
     Raises:
         StoppedError: With the module's path and the operation.
@@ -133,7 +130,7 @@ def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None
     try:
         with ExitStack() as stack:
             printed = stack.enter_context(redirect_stdout(_Printed(place)))
-            warned = stack.enter_context(_warned())
+            complaints = stack.enter_context(warned())
             module, arguments, keywords = build(sizes)
             if stands:
                 stack.enter_context(_stood_in(module, stands))
@@ -142,23 +139,35 @@ def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None
             stack.enter_context(place)
             measured = measure(module, *arguments, keywords=keywords)
             otherwise = sorted(kernels.otherwise) if kernels else ()
-            return Run(measured.stored, (*printed.lines, *warned, *otherwise))
-    except MemcalcError:
+            return Run(measured.stored, (*printed.lines, *complaints, *otherwise))
+    except (MemcalcError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # whatever a module does
-        why = f"{type(error).__name__}: {_line(str(error))}"
-        raise StoppedError(f"it stopped {place}: {why}") from error
+    except BaseException as error:  # whatever a user's module raises
+        raise StoppedError(f"it stopped {place}: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """An error's type and its message, in one short line.
+
+    >>> described(ValueError("no such size"))
+    'ValueError: no such size'
+    """
+    try:
+        text = _line(str(error))
+    except Exception:  # a user's error, whose own text fails
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _line(text: str) -> str:
-    """The first of a text, as one line."""
+    """The beginning of a text, as one line."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 @contextmanager
-def _warned() -> Iterator[list[str]]:
-    """What the user's code and PyTorch warn of, as lines, the same once."""
+def warned() -> Iterator[list[str]]:
+    """The warnings of the user's code and of PyTorch, as lines, each once."""
     lines: list[str] = []
 
     def keep(message: Any, *_: Any, **__: Any) -> None:
@@ -175,7 +184,7 @@ def _warned() -> Iterator[list[str]]:
 
 @contextmanager
 def _stood_in(module: nn.Module, device: str) -> Iterator[None]:
-    """Put tensors without values in the places of a module's own, and leave it as it was."""
+    """Replace a module's tensors by ones without values, and put its own back in the end."""
     stand_ins: dict[int, Any] = {}
     theirs: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
@@ -202,9 +211,9 @@ def _stood_in(module: nn.Module, device: str) -> Iterator[None]:
 
 
 def like(tensor: Tensor, device: str, sizes: Mapping[str, Any], axes: Mapping[int, str]) -> Tensor:
-    """A tensor without values that lies in memory as another does, some axes of other sizes."""
+    """A tensor without values and with another's memory layout; some axes have other sizes."""
     if tensor.layout != torch.strided:
-        raise UsageError(f"tensors of layout {tensor.layout} are not derived")
+        raise UsageError(f"derive needs dense (strided) tensors, not {tensor.layout}")
     shape = [sizes[axes[i]] if i in axes else size for i, size in enumerate(tensor.shape)]
     order = sorted(range(tensor.dim()), key=lambda i: tensor.stride()[i], reverse=True)
     if not tensor.permute(order).is_contiguous():
@@ -216,7 +225,7 @@ def like(tensor: Tensor, device: str, sizes: Mapping[str, Any], axes: Mapping[in
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """PyTorch logs what stops a run, of which memcalc tells itself."""
+    """Silence PyTorch's log, as memcalc says itself what stops a run."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

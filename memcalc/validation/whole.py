@@ -1,6 +1,6 @@
-"""Hugging Face's whole models, built from a config.json on meta, as deep as is needed.
+"""Build Hugging Face's whole models from a config.json on meta, with as few layers as needed.
 
-transformers' own classes alone are built; no code comes from where the file does.
+Only transformers' own classes are built; no code of the file's origin runs.
 """
 
 import re
@@ -15,6 +15,7 @@ from memcalc.blocks.layer import kind_of
 from memcalc.config import Config
 from memcalc.config.run import Run
 from memcalc.errors import InputError, nearest
+from memcalc.progress import doing
 from memcalc.validation.derivation import (
     Derived,
     DeriveError,
@@ -25,13 +26,14 @@ from memcalc.validation.derivation import (
 )
 from memcalc.validation.hugging_face import NoAttentionError
 from memcalc.validation.modules import TYPES
+from memcalc.validation.valueless import described
 
 OUTSIDE = "outside"
-TRIES = 3  # depths at which a model is looked at
-MOST_LAYERS = 24  # of a stack that are looked at to see every kind
-MOST_DEEP = 1000  # layers of a stack that are built
+TRIES = 3  # depths that are tried
+MOST_LAYERS = 24  # the first layers of a stack, in which every kind must occur
+MOST_DEEP = 1000  # the most layers of a stack that are built
 DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
-NUMBERS = re.compile(r"idx|index|number|_id$")  # of a layer among its like
+NUMBERS = re.compile(r"idx|index|number|_id$")  # attributes that hold a layer's number
 
 
 class Stack(NamedTuple):
@@ -39,7 +41,7 @@ class Stack(NamedTuple):
 
     Attributes:
         path: The path of its list of layers.
-        kinds: For each layer the first layer that is built as it is.
+        kinds: For each layer the first layer that is built in the same way.
     """
 
     path: str
@@ -47,15 +49,15 @@ class Stack(NamedTuple):
 
 
 class Whole(nn.Module):
-    """A model of transformers, token ids (b, s) -> logits: of images, pixels (b, channels, y, x).
+    """A model of transformers: token ids (b, s), or pixels (b, channels, y, x), -> logits.
 
     Args:
-        content: Its config.json, or of several parts the language model's.
+        content: Its config.json; for a model of several parts, the language model's.
         run: The precision and the kernels.
-        depth: How many layers to build of each stack; by default as many as there are.
+        depth: The layers to build of each stack; by default all.
 
     Raises:
-        InputError: transformers does not know the family, or refuses what the file says.
+        InputError: transformers does not know the family, or refuses the file.
         NoAttentionError: The family has no such attention.
     """
 
@@ -73,12 +75,11 @@ class Whole(nn.Module):
         except Exception as error:  # whatever the family's own code raises
             if isinstance(error, ValueError) and "attention implementation" in str(error):
                 raise NoAttentionError(
-                    f"{self.family} has no sdpa attention in transformers; choose "
+                    f"{self.family} has no sdpa attention in transformers; choose --implementation "
                     "transformers-eager"
                 ) from error
             raise InputError(
-                f"transformers does not build this {self.family}: {type(error).__name__}: "
-                f"{_first(error)}"
+                f"transformers cannot build this {self.family} model: {described(error)}"
             ) from error
         self.model = made.train()
 
@@ -91,28 +92,28 @@ class Whole(nn.Module):
             return self.model(input_ids=given, use_cache=False, **target)
 
     def example(self, s: Any, b: Any) -> Tensor:
-        """Its input without values: b texts of s tokens, or b images."""
+        """Its input without values: b sequences of s tokens, or b images."""
         if not self.images:
             return torch.empty(b, s, dtype=torch.int64, device="meta")
         dtype = next(self.model.parameters()).dtype
         return torch.empty(b, *self.pixels, dtype=dtype, device="meta")
 
     def letters(self) -> dict[str, int]:
-        """The letters of its input, with examples, whose multiples may be measured."""
+        """The letters of its input, with example sizes; multiples of them may be measured."""
         return {"b": 3} if self.images else {"s": 64, "b": 3}
 
     def sizes(self) -> dict[str, int]:
-        """The run's own sizes, by the same letters."""
+        """The run's sizes of the same letters."""
         own = {"s": self.run.seq_length, "b": self.run.micro_batch_size}
         return {letter: own[letter] for letter in self.letters()}
 
     def build(self, sizes: Mapping[str, Any]) -> tuple[nn.Module, list[Tensor], dict[str, Any]]:
-        """The model and its input, as ``derive_from`` asks for them; a size not said is its own."""
+        """The model and its input, for ``derive_from``; sizes that are not given are the run's."""
         at = {**self.sizes(), **sizes}
         return self, [self.example(at.get("s"), at["b"])], {}
 
     def stacks(self) -> list[Stack]:
-        """The outermost lists of layers, with which of their layers are built alike."""
+        """The outermost lists of layers, and which of their layers are built in the same way."""
         found: list[Stack] = []
         for path, module in self.named_modules():
             inside = any(path.startswith(f"{stack.path}.") for stack in found)
@@ -123,12 +124,12 @@ class Whole(nn.Module):
 
 
 class Part(NamedTuple):
-    """What one kind of layer keeps, or what is kept outside of all.
+    """What one kind of layer saves for backward, or the model outside its layers.
 
     Attributes:
         name: The kind of layer, or ``outside``.
-        layers: How many of the whole model's layers are so.
-        tensors: What is kept, by modules within the layer.
+        layers: How many of the model's layers are of this kind.
+        tensors: What is saved, with the modules' paths within the layer.
     """
 
     name: str
@@ -137,13 +138,13 @@ class Part(NamedTuple):
 
 
 def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]:
-    """The closed form of what a model keeps, as deep as shows every kind of layer, and that model.
+    """The formula of a model that is deep enough to show every kind of layer, and that model.
 
-    It holds at the run's own sizes. A layer more must keep what the layer of its kind keeps.
+    The formula holds at the run's sizes. One more layer must save what its kind of layer saves.
 
     Raises:
-        InputError, NoAttentionError: As of ``Whole``.
-        DeriveError: The model cannot be derived, or its layers do not keep alike.
+        InputError, NoAttentionError: As in ``Whole``.
+        DeriveError: The model cannot be derived, or layers of one kind save different tensors.
     """
     kinds = [stack.kinds for stack in Whole(content, run).stacks()]
     first = max((max(each[:MOST_LAYERS]) for each in kinds), default=0) + 1
@@ -151,21 +152,22 @@ def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]
     later = max((kind for each in kinds for kind in each), default=0)
     if later >= first:
         raise DeriveError(
-            f"layer {later} is built as none of the first {MOST_LAYERS}, which alone are looked at"
+            f"layer {later} is of a kind that does not occur in the first {MOST_LAYERS} layers"
         )
     for depth in range(first, first + TRIES):
         model = Whole(content, run, depth)
+        doing(f"deriving {model.family} with {depth} layer{'s' if depth > 1 else ''} per stack")
         derived = _derived(model)
         if depth >= deepest or _one_more(derived, model, Whole(content, run, depth + 1), kinds):
             return derived, model
-    raise DeriveError(f"layers beyond the first {first} keep something else")
+    raise DeriveError(f"layers after the first {first} save other tensors than those")
 
 
 def _derived(model: Whole) -> Derived:
-    """The form of a model that holds at its own sizes.
+    """The formula of a model, which holds at the run's sizes.
 
-    Where PyTorch decides otherwise there than at the examples, the examples are its own sizes; a
-    size of 1 that no symbol stands for is no letter.
+    If PyTorch decides differently there than at the example sizes, the run's sizes are the example;
+    a size of 1, which a symbol cannot stand for, is then no letter.
     """
     own, usual = model.sizes(), model.letters()
     larger = {letter: size for letter, size in own.items() if size > 1}
@@ -183,7 +185,7 @@ def _derived(model: Whole) -> Derived:
 
 
 def _one_more(derived: Derived, model: Whole, deeper: Whole, kinds: list[tuple[int, ...]]) -> bool:
-    """Whether a model with a layer more in each stack keeps what a layer of its kind keeps more."""
+    """Whether one more layer in each stack adds what a layer of its kind saves."""
     stacks, depth = model.stacks(), max(len(stack.kinds) for stack in model.stacks())
     alike = {
         (stack.path, each[depth])
@@ -207,14 +209,14 @@ def parts(
     run: Run,
     known: Config | None = None,
 ) -> list[Part]:
-    """What a layer of each kind keeps, and what is kept outside: a kind is layers that keep alike.
+    """What each kind of layer saves, and the model outside of them; a kind saves the same tensors.
 
     Args:
-        derived: What the model keeps.
-        model: The model, as deep as it was looked at.
+        derived: What the model saves.
+        model: The model, with the depth at which it was derived.
         content: Its config.json.
         run: Its run.
-        known: The same as memcalc reads it, which names the kinds; None where it does not.
+        known: memcalc's reading of it, which names the kinds; None if it cannot read it.
     """
     layers: dict[tuple[int, int], list[Kept]] = {}
     outside: list[Kept] = []
@@ -238,7 +240,7 @@ def parts(
         name = _kind_of(stacks, index, numbers[-1], known)
         if name in (part.name for part in found):
             name = f"{name} {numbers[-1]}"
-        # every layer beyond those that were looked at keeps what the first of its kind does
+        # layers beyond the derived depth save what the first one built in the same way saves
         beyond = deep[index][len(stacks[index].kinds) :]
         there = len(numbers) + sum(kind in numbers for kind in beyond)
         found.insert(0, Part(name, there, tuple(layers[index, numbers[-1]])))
@@ -252,14 +254,14 @@ def _kind_of(stacks: list[Stack], index: int, number: int, known: Config | None)
 
 
 def within(module: str, stack: Stack) -> int | None:
-    """The number of the layer of a stack that a module is in; None outside of all."""
+    """The number of the stack's layer that a module is in, or None."""
     if not module.startswith(f"{stack.path}."):
         return None
     return int(module.removeprefix(f"{stack.path}.").partition(".")[0])
 
 
 def content_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config.json says of its language model: all of it, or its text's part."""
+    """The language model's part of a config.json: all of it, or its text config."""
     for part in ("thinker_config", "text_config"):
         inner = raw.get(part)
         if isinstance(inner, Mapping):
@@ -286,7 +288,7 @@ def _configured(content: Mapping[str, Any], run: Run, depth: int | None) -> Any:
             _cut(config, depth)
     except Exception as error:  # whatever its validation raises
         raise InputError(
-            f"transformers refuses this config of {family}: {_first(error)}"
+            f"transformers refuses this config of {family}: {described(error)}"
         ) from error
     config._attn_implementation = "eager" if kernels.attention == "unfused" else "sdpa"
     if any("expert" in key for key in words):
@@ -294,22 +296,22 @@ def _configured(content: Mapping[str, Any], run: Run, depth: int | None) -> Any:
     return config
 
 
-# Families whose code is another's.
+# Families that use another family's code.
 _SAID_OTHERWISE = {"kimi_k2": "deepseek_v3"}
 
-# What says nothing of the model, or asks for what is not there.
+# Keys that do not describe the model, or that ask for something that is not there.
 _BESIDE = ("architectures", "quantization_config", "auto_map", "torch_dtype", "dtype", "use_cache")
 
 
 def _bounded(config: Any) -> None:
-    """Refuse more layers than any model has: each of them would be built."""
+    """Refuse more layers than any model has, as each of them would be built."""
     for key in DEPTHS:
         if isinstance(layers := getattr(config, key, None), int) and layers > MOST_DEEP:
-            raise ValueError(f"{key} is {layers}, and {MOST_DEEP} at the most are built")
+            raise ValueError(f"{key} is {layers}, and must be {MOST_DEEP} or less")
 
 
 def _cut(config: Any, depth: int) -> None:
-    """Leave so many layers of each stack, and of each list of a fact a layer."""
+    """Leave so many layers in each stack, and as many items in each list of one item per layer."""
     there = {key: getattr(config, key) for key in DEPTHS if getattr(config, key, None)}
     lists = {
         key: value
@@ -323,7 +325,7 @@ def _cut(config: Any, depth: int) -> None:
 
 
 def _class_of(config: Any) -> Any:
-    """The class of models that a config is for."""
+    """The model class of a config."""
     import transformers as hub
     from transformers.models.auto import modeling_auto as auto
 
@@ -341,7 +343,7 @@ def _class_of(config: Any) -> Any:
 
 
 def _built(layer: nn.Module) -> tuple[Any, ...]:
-    """How a layer is built: its parts' classes, weights and switches, without its own number."""
+    """How a layer is built: its modules' classes, weights and flags, without the layer's number."""
     return tuple(
         (
             name,
@@ -362,13 +364,9 @@ def _square(config: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def _first(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
-
-
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """Build models whose weights nobody fills."""
+    """Build models without initialising their weights."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
@@ -377,7 +375,7 @@ def _without_values() -> Iterator[None]:
 
 @contextmanager
 def _as_one_text() -> Iterator[None]:
-    """Let transformers take every row for one text, rather than look for several in its values."""
+    """Make transformers treat each row as one sequence, without reading its values."""
     from transformers import masking_utils
 
     theirs = masking_utils.find_packed_sequence_indices

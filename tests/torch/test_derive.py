@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 import textwrap
 import warnings
@@ -141,7 +142,7 @@ class TestOwnLayers:
             report = derive_layer(load(name, **settings), "ledger")
             assert report.failures == ()
             assert {str(each) for each in report.column("difference")} == {"0"}
-            assert report.notes[0].startswith("found: symbolic")
+            assert report.notes[0].startswith("method: symbolic")
 
     @pytest.mark.parametrize("recompute", ["none", "full", "save_linear", "mlp", "norm,mlp"])
     @pytest.mark.parametrize("sp", [False, True])
@@ -161,10 +162,10 @@ class TestOwnLayers:
         assert report.failures == ()
         held = {
             1: "symbolic",
-            4: "symbolic; it holds for k >= t",
-            16: "symbolic; it holds for k <= t",
+            4: "symbolic; the formula holds for k >= t",
+            16: "symbolic; the formula holds for k <= t",
         }
-        assert report.notes[0] == f"found: {held[tp]}"
+        assert report.notes[0] == f"method: {held[tp]}"
 
     def test_a_number_is_the_formula_at_the_models_sizes(self):
         config = load("llama-3-70b", tp=8, sp=True)
@@ -183,10 +184,10 @@ class TestOwnLayers:
     @pytest.mark.parametrize(
         ("name", "settings", "message"),
         [
-            ("deepseek-v3", {}, "no layer here has experts"),
-            ("llama-3-8b", {"implementation": EAGER}, "those of --from transformers"),
+            ("deepseek-v3", {}, "this layer has experts"),
+            ("llama-3-8b", {"implementation": EAGER}, "needs --from transformers"),
             ("llama-3-8b", {"precision": "fp8"}, "fp8"),
-            ("llama-3-8b", {"implementation": "paper"}, "a way of counting that no module has"),
+            ("llama-3-8b", {"implementation": "paper"}, "counts GQA with unfused attention"),
         ],
     )
     def test_what_no_module_has_is_refused(self, name, settings, message):
@@ -355,9 +356,8 @@ class TestHuggingFace:
         sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
         content = {"model_type": "bert", "num_hidden_layers": 2, "vocab_size": 320, **sizes}
         path.write_text(json.dumps({**content, "max_position_embeddings": 16}))
-        assert (
-            "found: symbolic; it holds for s <= 16" in derive_model(str(path), seq_length=8).notes
-        )
+        notes = derive_model(str(path), seq_length=8).notes
+        assert "method: symbolic; the formula holds for s <= 16" in notes
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_catalogues_name_is_derived_as_its_file(self, family, tmp_path):
@@ -386,7 +386,7 @@ class TestHuggingFace:
         assert report.column("layer_kind")[0] == "layer 0"
         assert "layers: 2 layer 0, 1 layer" in report.notes
         assert any(note.startswith("no ledger:") for note in report.notes)
-        with pytest.raises(UsageError, match="no ledger of"):
+        with pytest.raises(UsageError, match="memcalc has no ledger of"):
             derive_model(str(path), "ledger", seq_length=32)
 
     @pytest.mark.parametrize(
@@ -398,9 +398,12 @@ class TestHuggingFace:
                 '{"model_type": "llama", "hidden_size": "wide"}',
                 "transformers refuses this config of llama",
             ),
-            ('{"model_type": "llama", "hidden_act": "no"}', "does not build this llama: KeyError"),
-            ('{"model_type": "llama", "hidden_size": -64}', "does not build this llama: Runtime"),
-            ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "1000 at the most are"),
+            ('{"model_type": "llama", "hidden_act": "no"}', "cannot build this llama model: Key"),
+            (
+                '{"model_type": "llama", "hidden_size": -64}',
+                "cannot build this llama model: Runtime",
+            ),
+            ('{"model_type": "llama", "num_hidden_layers": 1000000000}', "must be 1000 or less"),
         ],
     )
     def test_a_file_that_transformers_does_not_build_is_one_line(self, content, message, tmp_path):
@@ -523,7 +526,7 @@ class TestModules:
         derived = derive(Sliced(), torch.randn(16, 4, requires_grad=True), {"s": 16})
         assert derived.guards == ("s > 8",)
         assert derived.formula == Formula(32 * s)
-        with pytest.raises(UsageError, match="does not hold at s = 8: it holds for s > 8"):
+        with pytest.raises(UsageError, match="does not hold at s = 8; it holds for s > 8"):
             derived.value(s=8)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -592,7 +595,7 @@ class TestModules:
         made = {}
         exec(derived.python(), made)  # memcalc's own text
         assert made["kept_bytes"](7) == derived.value(s=7) == 140
-        with pytest.raises(UsageError, match="no letter h here; there are s"):
+        with pytest.raises(UsageError, match="no symbol h; choose from s"):
             derived.value(h=3)
 
     def test_what_a_module_prints_is_told_with_its_place(self, capsys):
@@ -605,7 +608,7 @@ class TestModules:
         [
             (Sorting(), "in module ., at or after index"),
             (Deciding(), "in module ., at or after _local_scalar_dense"),
-            (Rooted(), "no polynomial"),
+            (Rooted(), "not a polynomial"),
             (Leaving(), "in module .: SystemExit: 3"),
             (Yielding(), "an iterator, whose work is not done yet"),
         ],
@@ -617,15 +620,15 @@ class TestModules:
     @pytest.mark.parametrize(
         ("letters", "message"),
         [
-            ({"s": 7}, "no axis of the inputs is s = 7"),
-            ({"s": 6, "b": 6}, "axis 0 of input 0 is s and b"),
-            ({"s": (0, 5)}, "s: no axis 5 of an input 0"),
-            ({"s": "x"}, "a letter stands for a size, or for axes"),
-            ({"s": [(0, 0), (0, 1)]}, "s is 6 and 4 in the inputs"),
-            ({"2s": 6}, "a letter is a name"),
-            ({"lambda": 6}, "a letter is a name"),
-            ({}, "a form has 1 to 8 letters"),
-            ({"o": 1}, "o is 1 in the example: it must be at least 2"),
+            ({"s": 7}, "no axis of the inputs has size s = 7"),
+            ({"s": 6, "b": 6}, "axis 0 of input 0 is both s and b"),
+            ({"s": (0, 5)}, "s: the inputs have no axis 5 of input 0"),
+            ({"s": "x"}, "a symbol must be a size or axes"),
+            ({"s": [(0, 0), (0, 1)]}, "s is both 6 and 4 in the inputs"),
+            ({"2s": 6}, "a symbol must be a Python name"),
+            ({"lambda": 6}, "a symbol must be a Python name"),
+            ({}, "name 1 to 8 sizes of the inputs"),
+            ({"o": 1}, "o is 1 in the inputs, and must be at least 2"),
         ],
     )
     def test_letters_that_stand_for_nothing_are_refused(self, letters, message):
@@ -639,7 +642,7 @@ class TestModules:
     def test_a_form_is_held_against_what_is_measured_where_it_is_asked_for(self):
         x = torch.randn(6, 4, requires_grad=True)
         assert derive(Halved(), x, {"s": 6}, at={"s": 12}).formula == Formula(8 * s)
-        message = "at s = 7 the module keeps 224 bytes, .* multiples of s = 6, gives 56"
+        message = "at s = 7 the module saves 224 bytes, .* multiples of s = 6, gives 56 bytes"
         with pytest.raises(DeriveError, match=message):
             derive(Halved(), x, {"s": 6}, at={"s": 7})
 
@@ -691,8 +694,8 @@ class TestModules:
     @pytest.mark.parametrize(
         ("module", "inputs", "message"),
         [
-            (torch.tanh, torch.randn(6, 4), "a torch.nn.Module is derived, not builtin"),
-            (nn.LazyLinear(4), torch.randn(6, 4), "run it once before"),
+            (torch.tanh, torch.randn(6, 4), "needs a torch.nn.Module, not builtin"),
+            (nn.LazyLinear(4), torch.randn(6, 4), "run it once, then"),
             (nn.Linear(4, 4), None, "not NoneType"),
             (nn.Linear(4, 4), "six", "not str"),
             (nn.Linear(6, 6), torch.eye(6).to_sparse(), "torch.sparse_coo"),
@@ -710,12 +713,12 @@ class TestInterpolation:
         assert "degree 3 in s, 1 in b" in found.method
 
     def test_what_is_no_polynomial_is_refused(self):
-        with pytest.raises(ValueError, match="no polynomial of a degree up to 4 in s"):
+        with pytest.raises(ValueError, match="not a polynomial of degree 4 or less in s"):
             interpolated(lambda at: [2 ** at["s"]], {"s": 2})
 
     def test_a_term_that_the_example_hides_is_not_believed(self):
         """At b = 3 it has no s; at other b it does."""
-        with pytest.raises(ValueError, match="follows no polynomial"):
+        with pytest.raises(ValueError, match="follow no polynomial"):
             interpolated(lambda at: [(at["b"] - 3) * at["s"] ** 2], {"s": 4, "b": 3})
 
 
@@ -726,6 +729,8 @@ def factory(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         textwrap.dedent(
             """
+            import warnings
+
             import torch
 
             def block():
@@ -742,6 +747,61 @@ def factory(tmp_path, monkeypatch):
 
             def leaving():
                 raise SystemExit(3)
+
+            class Anger(BaseException):
+                pass
+
+            def angry():
+                raise Anger("no")
+
+            class Mute(Exception):
+                def __str__(self):
+                    raise RuntimeError
+
+            def mute():
+                raise Mute
+
+            def deep():
+                return deep()
+
+            def nothing():
+                return None
+
+            def text():
+                return "a module"
+
+            def without_inputs():
+                return torch.nn.Linear(8, 8), None
+
+            def endless():
+                return torch.nn.Linear(8, 8), iter(int, 1), {"s": 5}
+
+            def yielding():
+                yield torch.nn.Linear(8, 8)
+
+            def uncalled():
+                return torch.nn.Linear, torch.randn(5, 8)
+
+            def misnamed():
+                return torch.nn.Linear(8, 8), {1: torch.randn(5, 8)}, {"s": 5}
+
+            def angry_inside():
+                module = torch.nn.Linear(8, 8)
+                module.register_forward_pre_hook(lambda *inputs: angry())
+                return module, torch.randn(5, 8), {"s": 5}
+
+            def interrupted():
+                raise KeyboardInterrupt
+
+            number = 3
+
+            def on_meta():
+                with torch.device("meta"):
+                    return block()
+
+            def warning():
+                warnings.warn("careful")
+                return block()
 
             def lettered():
                 return torch.nn.Linear(8, 8), torch.randn(5, 8), ["s"]
@@ -768,14 +828,26 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("rest", "message"),
         [
-            ("wrong", "must return a module and its inputs"),
-            ("broken", "makes no module: KeyError: 'no such thing'"),
-            ("none", "makes no module: AttributeError"),
-            ("leaving", "makes no module: SystemExit: 3"),
-            ("lettered", "a mapping of letters; it returned Linear, Tensor, list"),
-            ("bare", "a form has 1 to 8 letters, not 0"),
-            ("block --sp", "a factory takes --symbols, --at and --device alone"),
-            ("block --at h=4", "no letter h here"),
+            ("wrong", "must return (module, inputs) or"),
+            ("broken", "failed: KeyError: 'no such thing'"),
+            ("none", "failed: AttributeError"),
+            ("leaving", "failed: SystemExit: 3"),
+            ("angry", "failed: Anger: no"),
+            ("mute", "failed: Mute"),
+            ("deep", "failed: RecursionError"),
+            ("number", "failed: TypeError"),
+            ("nothing", "it returned NoneType"),
+            ("text", "it returned str"),
+            ("yielding", "it returned generator"),
+            ("uncalled", "it returned type, Tensor"),
+            ("without_inputs", "inputs must be a tensor, a sequence of arguments or a mapping"),
+            ("endless", "keyword arguments, not callable_iterator"),
+            ("misnamed", "TypeError: keywords must be strings"),
+            ("angry_inside", "it stopped in module .: Anger: no"),
+            ("lettered", "a mapping; it returned Linear, Tensor, list"),
+            ("bare", "name 1 to 8 sizes of the inputs (--symbols s=64,b=2), not 0"),
+            ("block --sp", "takes only --symbols, --at and --device"),
+            ("block --at h=4", "no symbol h"),
             ("block --symbols s:4", "is not of the form s=64,b=2"),
         ],
     )
@@ -784,6 +856,21 @@ class TestCommand:
         assert (outcome.status, outcome.out) == (2, "")
         assert message in outcome.err
         assert outcome.err.count("\n") == 1
+
+    def test_a_factory_that_raises_an_interrupt_ends_the_command_in_one_line(self, factory):
+        command = [sys.executable, "-m", "memcalc", "derive", f"{factory}:interrupted"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (130, "")
+        assert done.stderr == "memcalc: interrupted\n"
+
+    def test_tensors_without_values_are_inputs_too(self, memcalc, factory):
+        outcome = memcalc(f"derive {factory}:on_meta --format json")
+        assert outcome.document["rows"][-1]["bytes"] == 160
+
+    def test_what_a_factory_warns_of_is_a_note(self, memcalc, factory):
+        outcome = memcalc(f"derive {factory}:warning --format json")
+        assert "warned: careful" in outcome.document["notes"]
+        assert outcome.err == ""
 
     def test_what_a_factory_prints_is_no_part_of_the_answer(self, memcalc, factory):
         outcome = memcalc(f"derive {factory}:talking --format json")
@@ -813,7 +900,7 @@ class TestCommand:
             "derive falcon-7b --from transformers --attention unfused --against ledger"
         )
         assert outcome.status == 1
-        assert "dense: of total PyTorch keeps 16 beyond the ledger" in outcome.err
+        assert "dense: total differs: PyTorch minus ledger is 16 bytes" in outcome.err
 
     def test_the_sums_alone(self, memcalc):
         assert memcalc("derive 175b --sp --recompute selective --latex").out == (
@@ -829,16 +916,19 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ("derive 175b --latex --format json", "answers to one question"),
-            ("derive 175b --symbols s=4", "are a factory's"),
-            ("derive llama-3-8b --from transformers --tp 2", "--tp has no place here"),
-            ("derive llama-3-8b --from transformers --recompute full", "--recompute has no place"),
+            ("derive 175b --latex --format json", "choose one of --latex"),
+            ("derive 175b --symbols s=4", "need a factory TARGET"),
+            ("derive llama-3-8b --from transformers --tp 2", "without recomputation; drop --tp"),
+            ("derive llama-3-8b --from transformers --recompute full", "drop --recompute"),
             ("derive llama-3-9b", "did you mean 'llama-3-8b'"),
             (
                 "derive gemma-2-9b --from transformers --attention flash",
-                "choose transformers-eager",
+                "choose --implementation transformers-eager",
             ),
-            ("derive llama-3-8b --from transformers --implementation megatron", "is not Hugging"),
+            (
+                "derive llama-3-8b --from transformers --implementation megatron",
+                "--from transformers needs --implementation",
+            ),
         ],
     )
     def test_a_question_that_cannot_be_is_one_line(self, memcalc, line, message):
@@ -849,7 +939,7 @@ class TestCommand:
     def test_attention_that_nobody_asked_for_is_what_the_family_has(self, memcalc):
         outcome = memcalc("derive gemma-2-9b --from transformers -s 64")
         assert outcome.status == 0
-        assert "assumed: eager attention, since the family has no sdpa" in outcome.out
+        assert "assumed: eager attention, as the family has no sdpa" in outcome.out
 
     def test_the_ledgers_exact_formula_is_what_is_derived(self):
         config = load("175b", sp=True)

@@ -1,0 +1,31 @@
+"""Libraries that only some commands need, and the line that says how to install them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+# What an extra is called, by the package that it installs.
+EXTRAS = {
+    "torch": "PyTorch",
+    "transformers": "Hugging Face transformers",
+    "megatron": "Megatron-core",
+}
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Turn an import that fails into one line.
+
+    Raises:
+        click.UsageError: With the command that installs what is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
+            line = f"this needs {EXTRAS[package]}: pip install 'activation-memcalc[{package}]'"
+        else:
+            line = f"a library cannot be imported: {error}"
+        raise click.UsageError(line) from error
