@@ -44,15 +44,19 @@ def nearest(word: str, choices: Iterable[str], all_of_them: str = "") -> str:
     '`memcalc models` lists all'
     >>> nearest("zzz", [f"gpt{n}" for n in range(4, 40)])
     "the nearest of 36 are 'gpt9', 'gpt8', 'gpt7'"
+    >>> nearest("bert", ["bert-large", "gpt2"])
+    "did you mean 'bert-large'?"
     """
     choices = sorted(choices)
     many = len(choices) > MOST_LISTED
     lists = f"{all_of_them} lists all" if many and all_of_them else ""
-    close = get_close_matches(word.lower(), choices, n=3, cutoff=0.6)
+    word = word.lower()
+    close = get_close_matches(word, choices, n=3, cutoff=0.6)
+    close = close or [each for each in choices if len(word) > 1 and each.startswith(word)][:3]
     if close:
         return f"did you mean {' or '.join(repr(c) for c in close)}? {lists}".rstrip()
     if lists:
         return lists
-    few = get_close_matches(word.lower(), choices, n=3, cutoff=0) if many else choices
+    few = get_close_matches(word, choices, n=3, cutoff=0) if many else choices
     listed = ", ".join(repr(c) for c in few)
     return f"the nearest of {len(choices)} are {listed}" if many else f"choose from {listed}"

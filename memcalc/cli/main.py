@@ -136,7 +136,9 @@ def main(args: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed: whoever writes an answer shall notice
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if args is None and (instruction := os.environ.get(COMPLETE)):
-        return shell_complete(cli, {}, "memcalc", COMPLETE, instruction)
+        if shell_complete(cli, {}, "memcalc", COMPLETE, instruction) == 0:
+            return 0
+        return _fail(f"{COMPLETE} must be bash_source, zsh_source or fish_source")
     try:
         with cli.make_context("memcalc", list(sys.argv[1:] if args is None else args)) as context:
             cli.invoke(context)

@@ -167,12 +167,12 @@ def hint(wrong: str, known: Collection[str], command: str) -> str:
 
 
 def _close(word: str, known: Collection[str]) -> list[str]:
-    """The options whose names, or other tools' names for them, look like a word."""
+    """The option whose name, or another tool's name for it, looks most like a word."""
     spelled = {each.lstrip("-"): each for each in known if each.startswith("--")}
     spelled |= {
         alias.lstrip("-"): " ".join(here) for alias, here in ALIASES.items() if here[0] in known
     }
-    return list(dict.fromkeys(spelled[each] for each in get_close_matches(word, spelled, 3, 0.7)))
+    return [spelled[each] for each in get_close_matches(word, spelled, 1, 0.7)]
 
 
 def _commands_with(name: str) -> list[str]:

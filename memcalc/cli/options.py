@@ -45,9 +45,9 @@ def _words(*choices: Iterable[str]) -> Callable[..., list[CompletionItem]]:
 
 
 def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A completion of MODEL: the catalogue's names, and files."""
-    known = [name for name in names() if name.startswith(incomplete.lower())]
-    return [*map(CompletionItem, known), CompletionItem(incomplete, type="file")]
+    """A completion of MODEL: the catalogue's names, or files where none begins so."""
+    known = [CompletionItem(name) for name in names() if name.startswith(incomplete.lower())]
+    return known or [CompletionItem(incomplete, type="file")]
 
 
 def complete_gpus(

@@ -11,6 +11,14 @@ from memcalc.config.config import Config, Source, configure
 from memcalc.config.readers import hub, native
 from memcalc.errors import ConfigError, nearest
 
+# What people call models whose names in the catalogue are others.
+_KNOWN_AS = {
+    **dict.fromkeys(("gpt3", "gpt-3", "gpt3-175b", "gpt-3-175b", "gpt-175b"), "175b"),
+    **dict.fromkeys(("mt-nlg", "mt-nlg-530b", "megatron-turing", "megatron-530b"), "530b"),
+    **dict.fromkeys(("megatron-1t", "gpt-1t"), "1t"),
+    **dict.fromkeys(("megatron-22b", "gpt-22b"), "22b"),
+}
+
 
 def names() -> list[str]:
     """The names of the catalogue's models.
@@ -97,7 +105,10 @@ def _is_path(target: str) -> bool:
 
 
 def _unknown(target: str) -> ConfigError:
-    hint = nearest(target, names(), "`memcalc models`")
+    known_as = _KNOWN_AS.get(target.lower())
+    hint = (
+        f"did you mean {known_as!r}?" if known_as else nearest(target, names(), "`memcalc models`")
+    )
     return ConfigError(f"{target[:60]!r} is neither a model of the catalogue nor a file; {hint}")
 
 
