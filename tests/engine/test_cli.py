@@ -17,7 +17,7 @@ import pytest
 
 import memcalc as library
 from memcalc import figures, resources
-from memcalc.cli.main import COMMANDS, cli
+from memcalc.cli.main import COMMANDS, cli, main
 from memcalc.cli.options import FORMATS
 from memcalc.config import catalog, load
 from memcalc.lazy import resolve
@@ -261,6 +261,20 @@ class TestJson:
         assert outcome.err == f"memcalc: warning: {warning}\n"
         assert f"warning: {warning}" in outcome.document["notes"]
 
+    def test_text_on_stdout_says_a_warning_once(self, memcalc, tmp_path):
+        warning = "sequence parallelism has no effect with tensor parallel 1"
+        for line in ("ledger llama-3-8b --sp", "memory llama-3-8b --sp", "formula llama-3-8b --sp"):
+            outcome = memcalc(line)
+            assert outcome.err == ""
+            assert " ".join(outcome.out.split()).count(warning) == 1
+        for line in (
+            f"ledger llama-3-8b --sp -o {tmp_path}/x.txt",
+            "ledger llama-3-8b --sp --format csv",
+            "formula llama-3-8b --sp --latex",
+            f"plot memory llama-3-8b --sp -o {tmp_path}/x.svg",
+        ):
+            assert memcalc(line).err == f"memcalc: warning: {warning}\n"
+
     def test_what_a_layer_has_no_use_for_is_warned_about(self, memcalc):
         line = "flops 22b --scope layer --format json"
         outcome = memcalc(f"{line} --global-batch-size 64 --dp 2")
@@ -371,6 +385,50 @@ class TestOutput:
         assert memcalc("layer 22b -o /dev/null").status == 0
         assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "layer {model} -o {model}",
+            "layer {model} -o {other}",
+            "recompute {model} --json -o {model}",
+            "layer {folder} -o {folder}/config.json",
+            "layer {link} -o {model}",
+            "layer {model} -o {link}",
+            "ledger 22b --run {model} -o {model}",
+            "backtest {runs} -o {runs} --format json",
+            "plot backtest {figure} -o {figure}",
+        ],
+    )
+    def test_an_output_that_is_an_input_needs_force(self, memcalc, tmp_path, line):
+        config = json.dumps(
+            {"model_type": "gpt2", "n_layer": 1, "n_embd": 64, "n_head": 4} | {"n_positions": 64}
+        )
+        files = {
+            "model": tmp_path / "config.json",
+            "runs": tmp_path / "runs.jsonl",
+            "figure": tmp_path / "runs.png",
+        }
+        files["model"].write_text(config)
+        for name in ("runs", "figure"):
+            files[name].write_text(RUNS.read_text())
+        link = tmp_path / "link.json"
+        link.symlink_to(files["model"])
+        line = line.format(folder=tmp_path, other=f"{tmp_path}/./config.json", link=link, **files)
+        before = {each: each.read_bytes() for each in files.values()}
+        outcome = memcalc(line)
+        assert (outcome.status, outcome.out) == (2, "")
+        assert "would replace the input file; choose another name, or add --force" in outcome.err
+        assert {each: each.read_bytes() for each in files.values()} == before
+        assert memcalc(f"{line} --force").status == 0
+        assert {each: each.read_bytes() for each in files.values()} != before
+
+    def test_an_earlier_output_is_replaced_without_a_word(self, memcalc, tmp_path):
+        for _ in range(2):
+            assert memcalc(f"layer 22b -o {tmp_path / 'x.json'}") == (0, "", "")
+
+    def test_html_may_be_asked_for_by_its_name(self, memcalc):
+        assert memcalc("layer 22b --format html").out.startswith("<div>")
+
     def test_a_dash_is_stdout(self, memcalc):
         assert memcalc("layer 22b -o -") == memcalc("layer 22b")
 
@@ -447,6 +505,51 @@ def test_bad_usage_is_one_line_on_stderr_and_status_2(memcalc, line, message):
     assert message in outcome.err
     assert outcome.err.startswith("memcalc")
     assert outcome.err.count("\n") == 1
+
+
+HOSTILE = "x\x1b]0;title\x07\x1b[31m\u202ered"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["layer", HOSTILE],
+        ["layer", f"./{HOSTILE}"],
+        ["layer", f"./{HOSTILE}.json"],
+        ["layer", "22b", HOSTILE],
+        ["layer", "22b", f"--{HOSTILE}"],
+        ["layer", "22b", f"-{HOSTILE}"],
+        ["layer", "22b", "--tp", HOSTILE],
+        ["layer", "22b", "--attention", HOSTILE],
+        ["layer", "22b", "--dropout", HOSTILE],
+        ["ledger", "22b", "--recompute", HOSTILE],
+        ["layer", "22b", "--run", f"{HOSTILE}.json"],
+        ["layer", "22b", "-o", f"x.{HOSTILE}"],
+        ["layer", "22b", "-o", f"no/{HOSTILE}.json"],
+        ["memory", "22b", "--gpu", HOSTILE],
+        ["memory", "22b", "--budget", HOSTILE],
+        ["memory", "22b", "--layout", HOSTILE],
+        ["backtest", HOSTILE],
+        ["plot", HOSTILE],
+        [HOSTILE],
+    ],
+    ids=lambda words: " ".join(words).replace(HOSTILE, "X"),
+)
+@pytest.mark.parametrize("times", [1, 300])
+def test_what_is_echoed_cannot_steer_a_terminal_nor_flood_it(capsys, tmp_path, words, times):
+    assert main([word.replace(HOSTILE, HOSTILE * times) for word in words]) == 2
+    printed = capsys.readouterr()
+    line, end, rest = printed.err.partition("\n")
+    assert (printed.out, end, rest) == ("", "\n", "")
+    assert line.isprintable()
+    assert len(line) <= 700
+
+
+@pytest.mark.parametrize("option", ["--tp", "-s", "--dropout", "--format", "--budget", "--gpu"])
+def test_a_value_of_5000_digits_is_not_echoed_whole(memcalc, option):
+    outcome = memcalc(f"memory 22b {option} {'9' * 5000}")
+    assert outcome.status == 2
+    assert outcome.err.count("9") < 250
 
 
 @pytest.mark.parametrize(
