@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +18,12 @@ from memcalc.config import Config
 from memcalc.config.config import RunSource, configure
 from memcalc.config.environment import Environment, expandable
 from memcalc.config.gpus import is_gpu
-from memcalc.config.readers import megatron, parse, read_bytes, shell
+from memcalc.config.readers import megatron, parse, place, read_bytes, shell
 from memcalc.errors import ConfigError, InputError
 from memcalc.units import MIB
 
 MAX_BYTES = 64 * 2**20
+MAX_LINE = 2**18  # bytes: measured rows have some thousands
 MAX_ROWS = 100_000
 MOST = 2**50  # the most bytes that a row may state
 
@@ -86,7 +88,7 @@ def read(path: Path) -> list[MeasuredRun]:
     """
     found: dict[str, tuple[int, MeasuredRun]] = {}
     for number, line in _lines(path):
-        where = f"{path}: line {number}"
+        where = f"{place(path)}: line {number}"
         run = _run(parse(line, where), where)
         if run.id in found:
             raise InputError(f"{where}: the id {run.id!r} is on line {found[run.id][0]} too")
@@ -95,11 +97,13 @@ def read(path: Path) -> list[MeasuredRun]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    data = read_bytes(path, MAX_BYTES)
-    lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
-    if len(lines) > MAX_ROWS:
-        raise InputError(f"{path}: more than {MAX_ROWS} rows")
-    yield from lines
+    for number, line in enumerate(BytesIO(read_bytes(path, MAX_BYTES)), 1):
+        if number > MAX_ROWS:
+            raise InputError(f"{place(path)}: more than {MAX_ROWS} lines")
+        if len(line) > MAX_LINE:
+            raise InputError(f"{place(path)}: line {number} is longer than {MAX_LINE} bytes")
+        if line.strip():
+            yield number, line
 
 
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:

@@ -1,11 +1,11 @@
-"""Recomputation, in words. A policy says what backward makes again of a layer."""
+"""Recomputation by words. A policy says what backward recomputes of a layer."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from memcalc.errors import ConfigError, nearest
 
-# The regions that the blocks name, each with those that it stands in.
+# The regions of the blocks, each with the regions around it.
 AROUND: dict[str, tuple[str, ...]] = {
     "layer": (),
     "norm": ("layer",),
@@ -21,19 +21,19 @@ AROUND: dict[str, tuple[str, ...]] = {
 REGIONS = tuple(AROUND)
 
 
-# Beside kinds of operations, what a policy may cache: of linears, the first product, the third...
+# What a policy may cache besides kinds of operations: the output of the first linear, the third...
 EVERY_SECOND = "every second linear"
 
 
 class Policy(NamedTuple):
-    """What backward makes again.
+    """What backward recomputes.
 
     Attributes:
-        regions: Checkpointed regions: what enters one is kept, all else in it is made again.
-        cached: Kinds of operations in them whose outputs are kept and not made again (torch's
+        regions: Checkpointed regions: their inputs are saved, all else in them is recomputed.
+        cached: Kinds of operations in them whose outputs are saved and not recomputed (PyTorch's
             selective checkpointing, ``create_selective_checkpoint_contexts``).
-        offloaded: Whether what would be kept goes to the host's memory instead.
-        dropped: Of the regions, those whose outputs too are let go and made again (Megatron-core's
+        offloaded: Whether saved tensors move to the host's memory.
+        dropped: The regions whose outputs are freed and recomputed too (Megatron-core's
             ``CheckpointWithoutOutput``).
     """
 
@@ -51,7 +51,7 @@ class Policy(NamedTuple):
         )
 
 
-# The policies with names of their own.
+# The policies that have names.
 POLICIES = {
     "none": Policy(),
     "selective": Policy(frozenset({"core_attention"})),
@@ -64,13 +64,13 @@ POLICIES = {
     "offload": Policy(offloaded=True),
 }
 
-# Of full recomputation with a number N, what N counts (Megatron-LM, --recompute-method).
+# What the number N of full recomputation counts (Megatron-LM, --recompute-method).
 METHODS = {
-    "uniform": "layers that are recomputed together, from the input of their first",
-    "block": "layers of each pipeline chunk that are recomputed; the others are not",
+    "uniform": "layers per checkpointed block, recomputed from the input of the first",
+    "block": "layers of each model chunk that are recomputed; the others are not",
 }
 
-# The words of Megatron-core's --recompute-modules that are not names of regions, or mean more.
+# Words of Megatron-core's --recompute-modules that are not names of regions, or mean more.
 MEGATRON_MODULES = {
     "core_attn": Policy(frozenset({"core_attention"})),
     "layernorm": Policy(frozenset({"norm"}), dropped=frozenset({"norm"})),
@@ -79,11 +79,13 @@ MEGATRON_MODULES = {
 }
 
 
-def policy(words: Iterable[str]) -> Policy:
-    """What words for recomputation mean: policies, regions, or several of them.
+WORDS = frozenset({*POLICIES, *MEGATRON_MODULES, *REGIONS})
 
-    A region that stands only in others that are made again is made again with them, and once: it
-    is left out.
+
+def policy(words: Iterable[str]) -> Policy:
+    """The policy that words for recomputation mean: policies, regions, or several of them.
+
+    A region inside other recomputed regions is recomputed with them, once: it is left out.
 
     >>> sorted(policy(["selective", "mlp"]).regions)
     ['core_attention', 'mlp']
@@ -95,9 +97,7 @@ def policy(words: Iterable[str]) -> Policy:
     """
     words = tuple(words)
     if "none" in words and len(words) > 1:
-        raise ConfigError(
-            f"recompute none contradicts {', '.join(set(words) - {'none'}) or 'none'}"
-        )
+        raise ConfigError("recompute none excludes all other words")
     found = Policy()
     for word in words:
         if word in POLICIES:
@@ -107,14 +107,13 @@ def policy(words: Iterable[str]) -> Policy:
         elif word in REGIONS:
             found |= Policy(frozenset({word}))
         else:
-            known = {*POLICIES, *MEGATRON_MODULES, *REGIONS}
-            hint = nearest(word[:40], known, "`memcalc ledger --help`")
+            hint = nearest(word[:40], WORDS, "`memcalc ledger --help`")
             raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
     outermost = frozenset(name for name in found.regions if not _inside(name, found.regions))
     return found._replace(regions=outermost, dropped=found.dropped & outermost)
 
 
 def _inside(name: str, regions: frozenset[str]) -> bool:
-    """Whether all that a region stands in is among regions, or inside them."""
+    """Whether all regions around a region are among the regions, or inside them."""
     around = AROUND[name]
     return bool(around) and all(each in regions or _inside(each, regions) for each in around)

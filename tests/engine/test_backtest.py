@@ -456,7 +456,7 @@ class TestReport:
         notes = backtest(written({**MEGATRON, "args": args})).notes
         assert [note for note in notes if note.startswith("warning in")] == [
             "warning in 1 row: --cp-comm-type a2a+p2p is not modelled: counted as p2p",
-            "warning in 1 row: not used, for memcalc does not know it: --some-new-option",
+            "warning in 1 row: unknown to memcalc, ignored: --some-new-option",
         ]
 
     def test_keys_that_are_not_read_are_flags(self, written):
@@ -499,11 +499,11 @@ MANY = "measured", "peak_allocated_mib_by_stage"
 
 HOSTILE = [
     ("{", "not JSON"),
-    ("[1]", "a JSON object is needed"),
-    ("null", "a JSON object is needed"),
+    ("[1]", "must be a JSON object"),
+    ("null", "must be a JSON object"),
     ("[" * 5000, "nested more than 32 levels deep"),
     ("\x00", "not text"),
-    ('{"id": "a", "id": "b"}', "stands twice"),
+    ('{"id": "a", "id": "b"}', "is given twice"),
     ("{}", "id must be a line of text"),
     ({**MEGATRON, "id": 3}, "id must be a line of text"),
     ({**MEGATRON, "id": "a\nb"}, "id must be a line of text"),

@@ -69,7 +69,7 @@ class TestHuggingFace:
     def test_gpt2_is_the_catalogues(self, write):
         config = load(write(GPT2))
         assert config.model.ffn_size == 4 * 768
-        assert "ffn_size 4 x hidden_size (the config gives none)" in config.assumed
+        assert "ffn_size 4 x hidden_size (missing in the config)" in config.assumed
         assert memcalc.ledger(config, "exact").rows == memcalc.ledger(load("gpt2"), "exact").rows
 
     def test_a_folder_stands_for_its_config(self, write, tmp_path):
@@ -127,7 +127,7 @@ class TestHuggingFace:
             (GPT2, "activation_function", "relu6"),
             (LLAMA_2_70B, "hidden_act", "gelu_new"),
         ]:
-            with pytest.raises(InputError, match=f"the activation '{name}' is not modelled"):
+            with pytest.raises(InputError, match=f"activation '{name}' is not modelled"):
                 activation(config, key, name)
 
     def test_dropout_is_what_the_file_says(self, write):
@@ -158,8 +158,8 @@ class TestHuggingFace:
         odd = {"use_qk_norm": True, "foo_bar": 3, "gradient_checkpointing": True, "off": False}
         lines = load(write(LLAMA_2_70B | odd)).warnings
         assert lines == (
-            "gradient_checkpointing is not modelled: choose recomputation with --recompute full",
-            "not used, for memcalc does not know it: foo_bar, use_qk_norm",
+            "gradient_checkpointing is not modelled: set --recompute full",
+            "unknown to memcalc, ignored: foo_bar, use_qk_norm",
         )
         assert not load(write(LLAMA_2_70B)).warnings
         assert not load(write(GPT2)).warnings
@@ -171,7 +171,7 @@ class TestHuggingFace:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"hidden_size": None}, "no hidden_size"),
+            ({"hidden_size": None}, "the config needs hidden_size"),
             ({"hidden_size": "8k"}, "hidden_size must be a whole number"),
             ({"hidden_size": -1}, "hidden_size must be a whole number"),
             ({"hidden_size": 8192.5}, "hidden_size must be a whole number"),
@@ -180,7 +180,7 @@ class TestHuggingFace:
             ({"attention_dropout": "high"}, "attention_dropout must be a number"),
             ({"model_type": None, "architectures": []}, "neither model_type nor architectures"),
             ({"model_type": ["llama"]}, "neither model_type nor architectures"),
-            ({"hidden_act": {"a": 1}}, "the activation \"{'a': 1}\" is not modelled"),
+            ({"hidden_act": {"a": 1}}, "activation \"{'a': 1}\" is not modelled"),
         ],
     )
     def test_bad_values_are_refused_with_the_file(self, write, change, message):
@@ -213,7 +213,7 @@ class TestNative:
             ({"modle": {}}, "unknown key 'modle'; did you mean 'model'"),
             ({"model": {"hiden_size": 1}}, "unknown key 'hiden_size'; did you mean 'hidden_size'"),
             ({"model": []}, "'model' must be an object"),
-            ({"model": {"layers": 1}}, "model has no 'hidden_size'"),
+            ({"model": {"layers": 1}}, "model needs 'hidden_size'"),
             ({"model": None}, "'model' must be an object"),
             ({"run": {"seqlength": 1}}, "unknown key 'seqlength'"),
             ({"model": {"foo": 1}}, r"^.{1,200}unknown key 'foo'; the nearest of \d+ are .{1,60}$"),
@@ -246,14 +246,14 @@ class TestNative:
         (b"  \n ", "the file is empty"),
         (b"{", "not JSON: "),
         (b'{"memcalc": 1,}', "not JSON: "),
-        (b"[1, 2]", "a JSON object is needed, not a list"),
-        (b"7", "a JSON object is needed, not a int"),
+        (b"[1, 2]", "must be a JSON object, not a list"),
+        (b"7", "must be a JSON object, not a int"),
         (b"\xff\xfe\x00", "not UTF-8 text"),
-        (b"{}", "no key tells its format"),
+        (b"{}", "unknown format; known formats"),
         (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested more than 32 levels deep"),
         (b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested more than 32 levels deep"),
         (b'{"memcalc": ' + b"9" * 10_000 + b"}", "digits"),
-        (b'{"memcalc": 1, "memcalc": 2}', "'memcalc' stands twice"),
+        (b'{"memcalc": 1, "memcalc": 2}', "'memcalc' is given twice"),
         (b'{"memcalc": "' + b"x" * 50 * 10**6 + b'"}', "larger than 4 MiB"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else len(value),

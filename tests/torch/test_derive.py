@@ -393,7 +393,7 @@ class TestHuggingFace:
         ("content", "message"),
         [
             ('{"model_type": "lama"}', "transformers has no family 'lama'; did you mean 'llama'"),
-            ('{"memcalc": 1}', "no config.json of Hugging Face"),
+            ('{"memcalc": 1}', "not a Hugging Face config.json"),
             (
                 '{"model_type": "llama", "hidden_size": "wide"}',
                 "transformers refuses this config of llama",

@@ -1,13 +1,14 @@
-"""Readers: one file a format, each turning what lies on a disk into a Source.
+"""Readers of files: one module per format, each of which returns a Source.
 
-A file is hostile until proven otherwise: it is opened only if it is a regular file, read up to a
-bound, parsed without evaluating anything, and its depth is bounded too. Its format is told by what
-it holds; its name only says which of JSON, YAML and shell to try first.
+A file is hostile until proven otherwise. Only regular files are opened, the bytes read and the
+depth of nesting are bounded, and nothing is evaluated. The format is recognised by the content;
+the suffix only decides whether JSON, YAML or shell is tried first.
 """
 
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 SUFFIXES = (".json", ".sh", ".yaml", ".yml")
 
-# A format is told by keys that only its files have; of several, by the first. Its reader is
+# A format is recognised by keys that only its files have; the first match wins. Its reader is
 # imported when a file needs it.
 READERS = {
     "memcalc": (("memcalc",), "native:read"),
@@ -49,56 +50,59 @@ READERS = {
 }
 
 _ARGUMENT = re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=\\\"']|$)", re.MULTILINE)
-_KEY = re.compile(r"^[{\s]*[\"']?[\w.-]+[\"']?\s*:(?:\s|$)", re.MULTILINE)
+# Within a line, or the search from each line would run to the end of the file.
+_KEY = re.compile(r"^[{ \t]*[\"']?[\w.-]+[\"']?[ \t]*:(?:\s|$)", re.MULTILINE)
 _MODEL_ARGS = re.compile(r"^MODEL_ARGS:", re.MULTILINE)
 
 
 def read(path: Path, name: str = "", where: str = "") -> Source:
-    """The model, and what is said of its run, from a file or a folder with a config.json.
+    """Read a model, with the settings of its run, from a file or a folder with a config.json.
 
     Args:
         path: The file or the folder.
-        name: What to call the model, if not after the file or its folder.
-        where: What to call the file in an error, if not by its path.
+        name: The model's name; by default that of the file or of its folder.
+        where: The file's name in errors; by default its path.
 
     Raises:
-        InputError: The file cannot be read, or is of no format that memcalc knows.
-        ConfigError: It can be read, but what it says cannot be, or it holds no model.
+        InputError: The file cannot be read, or its format is unknown.
+        ConfigError: Its settings are invalid, or it holds no model.
     """
     source = _read(path, name, where)
     if isinstance(source, RunSource):
         raise ConfigError(
-            f"{where or path}: a run without a model; name a model, and give this file with --run"
+            f"{where or place(path)}: the file has run settings but no model: give a MODEL, and "
+            "this file with --run"
         )
     return source
 
 
 def read_run(path: Path) -> RunSource:
-    """What a file says of parallelism and run; of a model in it, nothing is taken.
+    """Read parallelism and run settings from a file; a model in it is ignored.
 
     Raises:
-        InputError: The file cannot be read, or is of no format that memcalc knows.
-        ConfigError: It can be read, but what it says cannot be.
+        InputError: The file cannot be read, or its format is unknown.
+        ConfigError: Its settings are invalid.
     """
     source = _read(path)
     if isinstance(source, RunSource):
         return source
-    ignored = f"of {_name(path)} only parallelism and run, not its model"
+    ignored = f"only the parallelism and run settings of {_name(path)}, not its model"
     return RunSource(
         source.settings, (*source.assumed, ignored), source.unmodelled, source.accumulation
     )
 
 
 def content(path: Path, where: str = "") -> Mapping[str, Any]:
-    """What a Hugging Face ``config.json`` says, as it stands; the path may be its folder's.
+    """Read a Hugging Face ``config.json`` as it is; the path may be that of its folder.
 
     Raises:
         InputError: The file cannot be read, or is of another format.
     """
     path = path / "config.json" if os.path.isdir(path) else path
-    found = parse(read_bytes(path), where or str(path))
+    where = where or place(path)
+    found = parse(read_bytes(path), where)
     if not isinstance(found.get("model_type"), str):
-        raise InputError(f"{where or path}: no config.json of Hugging Face: it has no model_type")
+        raise InputError(f"{where}: not a Hugging Face config.json: it has no model_type")
     return found
 
 
@@ -106,8 +110,8 @@ def _read(path: Path, name: str = "", where: str = "") -> Source | RunSource:
     if os.path.isdir(path):
         folder, path = path, path / "config.json"
         if not os.path.exists(path):
-            raise InputError(f"{folder}: the folder has no config.json")
-    where = where or str(path)
+            raise InputError(f"{place(folder)}: the folder has no config.json")
+    where = where or place(path)
     reader = _reader(read_bytes(path), path.suffix.lower(), where)
     try:
         return reader(name or _name(path))
@@ -116,28 +120,39 @@ def _read(path: Path, name: str = "", where: str = "") -> Source | RunSource:
         raise kind(f"{where}: {error}") from error
 
 
+def place(path: Path) -> str:
+    """A path as a message shows it: on one line, and of a long one the end.
+
+    >>> place(Path("a" * 5000 + ".json"))[-8:], len(place(Path("a" * 5000)))
+    ('aaa.json', 203)
+    """
+    text = str(path)
+    short = text if len(text) <= 200 else f"...{text[-200:]}"
+    return "".join(each if each.isprintable() else "?" for each in short)
+
+
 def _name(path: Path) -> str:
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return "".join(c if c.isprintable() else "?" for c in name)[:200] or path.stem
 
 
 def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source | RunSource]:
-    """The reader of the format that the bytes are of, which still needs a name."""
+    """The reader of the bytes' format; it takes the model's name."""
     if suffix == ".json":
-        return _told(parse(data, where), where)
+        return _recognised(parse(data, where), where)
     text = _text(data, where)
     if _is_script(text, suffix):
         return partial(_reads("megatron:read_script"), text)
     if suffix not in (".yaml", ".yml") and text.lstrip().startswith("{"):
         try:
-            return _told(parse(data, where), where)
+            return _recognised(parse(data, where), where)
         except InputError:
             if suffix:
                 raise
     content = _reads("yaml:parse")(text, where, MAX_DEPTH)
     if not isinstance(content, dict):
-        raise InputError(f"{where}: neither keys with values nor a script with arguments")
-    return _told(content, where)
+        raise InputError(f"{where}: neither YAML keys nor a script with arguments")
+    return _recognised(content, where)
 
 
 def _is_script(text: str, suffix: str) -> bool:
@@ -154,12 +169,12 @@ def _reads(reader: str) -> Callable[..., Any]:
     return found
 
 
-def _told(content: Mapping[str, Any], where: str) -> Callable[[str], Source | RunSource]:
+def _recognised(content: Mapping[str, Any], where: str) -> Callable[[str], Source | RunSource]:
     for keys, reader in READERS.values():
         if any(key in content for key in keys):
             return partial(_reads(reader), content)
     known = ", ".join(f"{name} ({' or '.join(keys[:2])})" for name, (keys, _) in READERS.items())
-    raise InputError(f"{where}: no key tells its format; known are {known}")
+    raise InputError(f"{where}: unknown format; known formats and their keys: {known}")
 
 
 def _text(data: bytes, where: str) -> str:
@@ -173,7 +188,7 @@ def _text(data: bytes, where: str) -> str:
 
 
 def parse(data: bytes, where: str) -> Mapping[str, Any]:
-    """A JSON object, from bytes, with its depth and its numbers bounded.
+    """Parse a JSON object, of bounded depth and with bounded numbers.
 
     >>> parse(b'{"memcalc": 1}', "x.json")
     {'memcalc': 1}
@@ -195,42 +210,50 @@ def parse(data: bytes, where: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise InputError(f"{where}: a number has thousands of digits") from error
     if not isinstance(content, dict):
-        raise InputError(f"{where}: a JSON object is needed, not a {type(content).__name__}")
+        raise InputError(f"{where}: must be a JSON object, not a {type(content).__name__}")
     if _deeper(content, MAX_DEPTH):
         raise InputError(f"{where}: nested more than {MAX_DEPTH} levels deep")
     return content
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """What a regular file holds, up to so many bytes.
+    """Read a regular file of at most so many bytes.
+
+    It never waits for data: the kernel's own files, which are regular ones too, have no size and
+    count as empty.
 
     Raises:
-        InputError: It cannot be read, or holds more, or nothing.
+        InputError: The file cannot be read, is larger, or is empty.
     """
+    where = place(path)
     if not os.path.isfile(path):
         problem = "not a regular file" if os.path.exists(path) else "no such file"
-        raise InputError(f"{path}: {problem}")
+        raise InputError(f"{where}: {problem}")
     try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(handle, "rb") as file:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):
+                raise InputError(f"{where}: not a regular file")
+            data = file.read(most + 1) if found.st_size else b""
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+        raise InputError(f"{where}: {error.strerror}") from error
     if len(data) > most:
-        raise InputError(f"{path}: larger than {most // 2**20} MiB")
+        raise InputError(f"{where}: larger than {most // 2**20} MiB")
     if not data.strip():
-        raise InputError(f"{path}: the file is empty")
+        raise InputError(f"{where}: the file is empty")
     return data
 
 
 class _TwiceError(ValueError):
-    """A key of an object stands twice, with two values."""
+    """A key of an object is given twice, with two values."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content and content[key] != value:
-            raise _TwiceError(f"the key {key[:40]!r} stands twice, with two values")
+            raise _TwiceError(f"the key {key[:40]!r} is given twice, with two values")
         content[key] = value
     return content
 

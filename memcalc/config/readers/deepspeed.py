@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: a run without a model, whose ``"auto"`` says nothing."""
+"""DeepSpeed's JSON: a run without a model. A value ``"auto"`` counts as missing."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from memcalc.config.readers import keys
 from memcalc.config.readers.shell import shown
 
 UNMODELLED = {
-    "amp": "more than counted: weights may stay in fp32, with 16-bit copies",
-    "compression_training": "what it quantizes or prunes is counted as it was",
-    "data_efficiency": "what it routes around layers is counted all the same",
+    "amp": "uses more memory than counted (weights may stay in fp32, with 16-bit copies)",
+    "compression_training": "quantization and pruning are ignored",
+    "data_efficiency": "tokens that skip layers are counted in them",
     "elasticity": "the micro-batch size that it chooses is not read",
-    "progressive_layer_drop": "less than counted: layers are left out",
-    "quantize_training": "what it quantizes is counted as it was",
+    "progressive_layer_drop": "uses less memory than counted (layers are skipped)",
+    "quantize_training": "quantization is ignored",
     "sparse_attention": "attention is counted as dense",
-    "torch_autocast": "more than counted: weights stay in fp32, with 16-bit copies",
+    "torch_autocast": "uses more memory than counted (weights stay in fp32, with 16-bit copies)",
 }
 USED = """
     activation_checkpointing bf16 bfloat16 data_types fp16 gradient_accumulation_steps optimizer
@@ -31,57 +31,66 @@ HARMLESS = """
     wall_clock_breakdown wandb zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
 """.split()  # noqa: SIM905 - as above
 
-# What sections say that changes memory and is not modelled: a key, its value that changes nothing
-# (DeepSpeed's default), the likely sign and why. What changes nothing stands in KNOWN.
-GATHERED = "gathered weights are counted as those of a layer and the next, whatever it says"
-TOGETHER = "more than counted: weights of several modules are gathered together"
-OFFLOADED = "less is kept on the GPU than counted"
+# Keys of sections that change memory and are not modelled: a key, its default (which changes
+# nothing), the likely sign of the error, and why. Keys without an effect are in KNOWN.
+GATHERED = "counted as if the weights of one layer and the next were gathered"
+TOGETHER = "uses more memory than counted (weights of several modules are gathered together)"
+OFFLOADED = "uses less GPU memory than counted"
 OF_ZERO = {
-    "zenflow": (None, "counted as if all states were updated on the GPU"),
-    "zero_quantized_gradients": (False, "more than counted: quantized copies of gradients"),
-    "zeropp_loco_param": (None, "more than counted: what quantization leaves out is kept"),
+    "zenflow": (None, "counted as if all optimizer states were updated on the GPU"),
+    "zero_quantized_gradients": (
+        False,
+        "uses more memory than counted (quantized copies of gradients)",
+    ),
+    "zeropp_loco_param": (None, "uses more memory than counted (quantization errors are kept)"),
 }
-OF_BUCKETS = {  # of stages 1 and 2
-    "contiguous_gradients": (True, "less than counted: gradients have no bucket of their own"),
-    "overlap_comm": (False, "more than counted: a second bucket of gradients"),
+OF_BUCKETS = {  # ZeRO stages 1 and 2
+    "contiguous_gradients": (True, "uses less memory than counted (there is no gradient bucket)"),
+    "overlap_comm": (False, "uses more memory than counted (a second gradient bucket)"),
 }
-OF_STAGE_3 = {  # also without their "stage3_"
+OF_STAGE_3 = {  # also without the prefix "stage3_"
     "leaf_module": (None, TOGETHER),
     "max_live_parameters": (10**9, GATHERED),
     "max_reuse_distance": (10**9, GATHERED),
-    "memory_efficient_linear": (True, "more than counted: gathered weights stay until backward"),
+    "memory_efficient_linear": (
+        True,
+        "uses more memory than counted (gathered weights stay until backward)",
+    ),
     "mics_shard_size": (
         -1,
-        "more than counted: states are split over so many ranks alone (give --shard-copies)",
+        "uses more memory than counted (states are sharded over fewer ranks: set --shard-copies)",
     ),
     "module_granularity_threshold": (0, TOGETHER),
     "param_persistence_threshold": (
         10**5,
-        "more than counted: weights of fewer elements are whole on every rank",
+        "uses more memory than counted (weights with fewer elements are replicated)",
     ),
     "prefetch_bucket_size": (5 * 10**7, GATHERED),
-    "sub_group_size": (10**9, "fp32 gradients of a step are counted of 1e9 elements at once"),
+    "sub_group_size": (10**9, "fp32 gradients are counted for 1e9 elements at a time"),
     "zero_hpz_partition_size": (
         1,
-        "more than counted: a second copy of the weights, split over so many ranks",
+        "uses more memory than counted (a second copy of the weights, sharded separately)",
     ),
     "zero_quantized_nontrainable_weights": (
         False,
-        "less than counted: frozen weights are kept quantized",
+        "uses less memory than counted (frozen weights are kept quantized)",
     ),
     "zero_quantized_weights": (
         False,
-        "more than counted: quantized copies of weights that are gathered",
+        "uses more memory than counted (quantized copies of gathered weights)",
     ),
 }
 OF_SECTIONS = {
     "fp16": {
-        "fp16_master_weights_and_grads": (False, "less than counted: master weights are fp16"),
+        "fp16_master_weights_and_grads": (
+            False,
+            "uses less memory than counted (master weights are fp16)",
+        ),
     },
     "activation_checkpointing": {
         "partition_activations": (
             False,
-            "less than counted: kept inputs are split over ranks",
+            "uses less memory than counted (saved inputs are sharded over ranks)",
         ),
         "cpu_checkpointing": (False, OFFLOADED),
     },
@@ -112,17 +121,17 @@ KNOWN = {
     """,
 }
 KNOWN["bfloat16"] = KNOWN["bf16"]
-OFFLOADS = {  # and their words of before
+OFFLOADS = {  # with their former names
     "offload_optimizer": "cpu_offload",
     "offload_param": "cpu_offload_param",
 }
 
 
 def read(content: Mapping[str, Any], name: str) -> RunSource:
-    """What a DeepSpeed config says of a run; it has no model to give a name to.
+    """Read a DeepSpeed config; it has no model, so ``name`` is not used.
 
     Raises:
-        InputError: A value is of another kind than its key's.
+        InputError: A value is of the wrong kind.
         ConfigError: Two values contradict each other.
 
     >>> config = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}
@@ -148,29 +157,29 @@ def read(content: Mapping[str, Any], name: str) -> RunSource:
     settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
     if keys.section(said, "activation_checkpointing"):
         unmodelled.append(
-            "activation_checkpointing does not say what is recomputed: choose with --recompute"
+            "activation_checkpointing does not say what is recomputed: set --recompute"
         )
     return RunSource(settings, tuple(keys.zero(said)), tuple(unmodelled), accumulation)
 
 
 def lines(said: Mapping[str, Any]) -> list[str]:
-    """A line for each key of DeepSpeed's sections that is not modelled, and for unknown ones.
+    """A line for each key of DeepSpeed's sections that is not modelled, and one for unknown keys.
 
     >>> lines({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8, "foo": 1}})
     ... # doctest: +NORMALIZE_WHITESPACE
-    ['zero_hpz_partition_size is not modelled: more than counted: a second copy of the weights,
-      split over so many ranks',
-     'not used, for memcalc does not know it: zero_optimization.foo']
+    ['zero_hpz_partition_size is not modelled: uses more memory than counted (a second copy of the
+      weights, sharded separately)',
+     'unknown to memcalc, ignored: zero_optimization.foo']
 
     Raises:
-        InputError: A section does not hold keys with values.
+        InputError: A section is not an object of keys and values.
     """
     zero = keys.section(said, "zero_optimization")
     found = _offloads(zero)
     wide = keys.section(said, "data_types").get("grad_accum_dtype") == "fp32"
     if wide and keys.precision(said) == "bf16" and zero.get("stage", 0) in (0, 1):
         found.append(
-            "grad_accum_dtype fp32: more than counted, for gradients of a pass are kept in bf16 too"
+            "grad_accum_dtype fp32 uses more memory than counted (bf16 gradients beside fp32 ones)"
         )
     unknown = []
     for name, words in KNOWN.items():
@@ -186,7 +195,7 @@ def lines(said: Mapping[str, Any]) -> list[str]:
 
 
 def _unmodelled(section: str, stage: Any) -> Mapping[str, tuple[Any, str]]:
-    """What a section may say that is not modelled; what ZeRO does hangs on its stage."""
+    """Keys of a section that are not modelled; those of ZeRO depend on its stage."""
     if section != "zero_optimization":
         return OF_SECTIONS.get(section, {})
     of_stage = OF_STAGE_3 if stage == 3 else OF_BUCKETS
@@ -194,13 +203,13 @@ def _unmodelled(section: str, stage: Any) -> Mapping[str, tuple[Any, str]]:
 
 
 def _all(section: str) -> Iterable[str]:
-    """All keys of a section that may not be modelled."""
+    """All keys of a section that are not modelled in some case."""
     of_zero = (*OF_ZERO, *OF_BUCKETS, *OF_STAGE_3)
     return of_zero if section == "zero_optimization" else OF_SECTIONS.get(section, ())
 
 
 def _offloads(zero: Mapping[str, Any]) -> list[str]:
-    """A line for each offload, of which states are counted on the GPU."""
+    """A line for each offload: its states are counted on the GPU."""
     return [
         f"{key} is not modelled: {OFFLOADED}"
         for key, before in OFFLOADS.items()

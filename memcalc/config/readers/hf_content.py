@@ -1,4 +1,4 @@
-"""A ``config.json`` as the families read it: names of one fact, nulls, and numbers in quotes."""
+"""A ``config.json`` as the families read it: aliases, nulls, and numbers in quotes."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from memcalc.errors import ConfigError, InputError, nearest
 
-# The names under which one fact is found; the first is the one that a message asks for.
+# The names of each fact; messages use the first.
 ALIASES = {
     "layers": (
         *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"),
@@ -41,7 +41,7 @@ ALIASES = {
 }
 ACTIVATION = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
-# Activations by the name that a config gives them: of a plain MLP, and of a gate.
+# Activations by their names in configs: of plain and of gated MLPs.
 PLAIN = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -64,22 +64,22 @@ GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tan
 
 
 class Content:
-    """What a config says, with what was read of it, and what had to be assumed.
+    """A config, with the keys that were read and what had to be assumed.
 
     Args:
         content: The config's keys, all at one level.
-        defaults: What the family's own code takes for a fact that the config leaves out.
+        defaults: The defaults of the family's own code for missing facts.
 
     Attributes:
-        read: The keys that were asked for.
-        assumed: A line for each fact that the config does not state.
-        unmodelled: A line for each fact that memcalc's ``Model`` cannot say.
+        read: The keys that were read.
+        assumed: A line for each fact that the config does not give.
+        unmodelled: A line for each fact that memcalc's ``Model`` cannot express.
 
     >>> said = Content({"n_layer": "12", "n_head": None}, {"heads": 8})
     >>> said.fact("layers"), said.fact("heads"), said.get("attn_pdrop", 0.1)
     (12, 8, 0.1)
     >>> said.assumed
-    ['n_layer 12 (the config has it in quotes)', "heads 8 (the family's default)"]
+    ['n_layer 12 (in quotes in the config)', "heads 8 (the family's default)"]
     """
 
     def __init__(self, content: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -96,11 +96,11 @@ class Content:
         return default if value is None else value
 
     def states(self, key: str) -> bool:
-        """Whether the key is there at all, be it with a null."""
+        """Whether the key is present, even with a null."""
         return key in self._content
 
     def fact(self, fact: str) -> Any:
-        """A fact under whichever of its names, or the family's default, or None.
+        """A fact under any of its names, or the family's default, or None.
 
         Raises:
             ConfigError: Two of its names disagree.
@@ -119,28 +119,28 @@ class Content:
         return default
 
     def size(self, key: str, default: Any = None) -> Any:
-        """A value; digits in quotes are the number that they write."""
+        """A value; digits in quotes are read as a number."""
         value = self.get(key, default)
         if isinstance(value, str) and re.fullmatch("[0-9]{1,12}", value):
-            self.assumed.append(f"{key} {int(value)} (the config has it in quotes)")
+            self.assumed.append(f"{key} {int(value)} (in quotes in the config)")
             return int(value)
         return value
 
     def optional(self, fact: str) -> Any:
-        """A fact of which a null says that there is none; a missing key is the default."""
+        """A fact for which a null means none; a missing key means the default."""
         stated = [name for name in self._names(fact) if self.states(name)]
         if stated and all(self.get(name) is None for name in stated):
             return None
         return self.fact(fact)
 
     def dropout(self, key: str, default: float) -> Any:
-        """A dropout's probability, with a line where the family's own default is one."""
+        """A dropout probability, with a line where the family's default is not 0."""
         if default and self.get(key) is None:
             self.assumed.append(f"{key} {default} (the family's default)")
         return self.get(key, default)
 
     def activation(self, known: Mapping[str, str], default: str) -> str:
-        """The activation, under whichever of its names, in memcalc's word.
+        """The activation, under any of its names, by memcalc's name.
 
         Raises:
             InputError: It is not modelled.
@@ -154,7 +154,7 @@ class Content:
         return next(iter(words.values()), known[default])
 
     def word(self, key: str, known: Mapping[str, str], default: str) -> str:
-        """An activation under one key, in memcalc's word.
+        """The activation of one key, by memcalc's name.
 
         Raises:
             InputError: It is not modelled.
@@ -164,8 +164,8 @@ class Content:
     def _names(self, fact: str) -> tuple[str, ...]:
         """A fact's names.
 
-        Beside ``dim``, ``hidden_dim`` is what Mistral calls the MLP's width; beside the number of
-        a decoder's layers, ``num_layers`` is what T5 calls the encoder's.
+        Next to ``dim``, ``hidden_dim`` is Mistral's name of the MLP's width; next to the number of
+        decoder layers, ``num_layers`` is T5's name of the number of encoder layers.
         """
         if fact == "layers" and self._content.get("num_decoder_layers") is not None:
             return tuple(name for name in ALIASES[fact] if name != "num_layers")
@@ -180,5 +180,5 @@ class Content:
 def _word(name: Any, known: Mapping[str, str]) -> str:
     if not isinstance(name, str) or name not in known:
         shown = str(name)[:40]
-        raise InputError(f"the activation {shown!r} is not modelled; {nearest(shown, known)}")
+        raise InputError(f"activation {shown!r} is not modelled; {nearest(shown, known)}")
     return known[name]

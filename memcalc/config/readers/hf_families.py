@@ -1,6 +1,6 @@
 """The families of Hugging Face models: from a config to the fields of ``Model``.
 
-What a config leaves out is what the family's own class in transformers takes for it.
+A missing key has the default of the family's class in transformers.
 """
 
 import operator
@@ -45,8 +45,8 @@ def _gpt_bigcode(said: Content) -> Facts:
 
 def _gpt_neo(said: Content) -> Facts:
     said.unmodelled.append(
-        "GPT-Neo takes its scores in fp32: unfused attention keeps query, key and scores wider "
-        "than counted"
+        "GPT-Neo computes scores in fp32: unfused attention uses more memory than counted (fp32 "
+        "query, key and scores)"
     )
     local = gpt_neo_windows(said)
     return {
@@ -88,8 +88,8 @@ def _opt(said: Content) -> Facts:
     width = said.size("word_embed_proj_dim")
     if width is not None and width != said.fact("hidden_size"):
         said.unmodelled.append(
-            "word_embed_proj_dim is not modelled: the embedding and the head are counted as "
-            "hidden_size wide, and the projections beside them are missing"
+            "word_embed_proj_dim is not modelled: the embedding and the head are counted with "
+            "hidden_size, and their projections are not counted"
         )
     return {
         "norm": "layernorm",
@@ -185,7 +185,7 @@ def _starcoder2(said: Content) -> Facts:
 def _bert(said: Content) -> Facts:
     if said.get("position_embedding_type", "absolute") != "absolute":
         said.unmodelled.append(
-            "position_embedding_type is not modelled: what relative positions keep is missing"
+            "position_embedding_type is not modelled: relative positions are not counted"
         )
     hidden = said.dropout("hidden_dropout_prob", 0.1)
     return {
@@ -252,12 +252,12 @@ def _vit(said: Content) -> Facts:
 
 
 def _side(said: Content, key: str, default: int) -> Any:
-    """Pixels of a square's side, where both of its sides may be given."""
+    """Pixels of a square's side; a config may give both sides."""
     value = said.size(key, default)
     match value:
         case [height, width]:
             if height != width:
-                raise InputError(f"{key} is not modelled where it is not a square")
+                raise InputError(f"{key} must be a square: others are not modelled")
             return height
     return value
 
@@ -305,10 +305,10 @@ def _phi3(said: Content) -> Facts:
 
 
 def _cohere(said: Content) -> Facts:
-    longest = said.size("model_max_length")  # beyond a max_position_embeddings of 8192
+    longest = said.size("model_max_length")  # overrides max_position_embeddings
     if flag(said, "use_qk_norm", False):
         said.unmodelled.append(
-            "each head has its own weights of the norms of query and key: counted as shared"
+            "query and key norms with weights per head are not modelled: counted as shared"
         )
     return {
         **_llama(said),
@@ -485,7 +485,7 @@ FAMILIES: dict[str, Callable[[Content], Facts]] = {
     "vit": _vit,
 }
 
-# What the classes of transformers take where a config says nothing, of what is not asked for.
+# Defaults of the classes of transformers for facts that have no default above.
 _GEMMA3 = {
     "kv_heads": 4,
     "head_size": 256,
@@ -540,12 +540,12 @@ DEFAULTS: dict[str, Facts] = {
     "t5": {"head_size": 64},
 }
 
-# Families whose MLP is four times the hidden size wide where the config gives no width.
+# Families whose MLP is 4 x hidden_size wide where the config gives no width.
 FOUR_H = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neo")
 
 
 def _cap(said: Content, key: str, default: float | None) -> Any:
-    """A soft-cap, of which a null says that there is none."""
+    """A soft-cap; a null means none."""
     return said.get(key, None if said.states(key) else default)
 
 
@@ -555,7 +555,7 @@ def _mtp(said: Content) -> Any:
 
 
 def _shared(said: Content, width: Any, default: int) -> Any:
-    """The width of the shared experts together; a null or a 0 is none of them."""
+    """The width of all shared experts together; a null or a 0 means none."""
     count = said.size("n_shared_experts", 0 if said.states("n_shared_experts") else default)
     if count == 0:
         return None
@@ -573,7 +573,7 @@ def _scores(said: Content, default: str) -> Any:
 
 
 def _experts(said: Content, width: Any) -> Facts:
-    """The experts' number and width, and which layers have them."""
+    """The number and width of the experts, and which layers have them."""
     return {
         "experts": said.optional("experts"),
         "experts_per_token": said.fact("experts_per_token"),

@@ -1,4 +1,4 @@
-"""Which layers of a ``config.json`` have experts, and which see a window: a 0 or 1 for each."""
+"""Which layers of a ``config.json`` are MoE layers or have a window: a 0 or 1 per layer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +16,13 @@ def flag(said: Content, key: str, default: bool) -> bool:
 
 
 def moe_layers(said: Content) -> tuple[int, ...] | None:
-    """A 1 for each layer of experts and a 0 for each dense one, or None where all have experts."""
+    """A 1 per MoE layer and a 0 per dense layer, or None where all are MoE layers."""
     found = _moe_layers(said)
     return None if all(found) else found
 
 
 def _moe_layers(said: Content) -> tuple[int, ...]:
-    """The layers that all of the rules agree on, or as they are listed."""
+    """The MoE layers, as they are listed, or by all rules together."""
     layers = said.fact("layers")
     frequency = said.size("moe_layer_freq", 1)
     first = said.fact("first_dense") or 0
@@ -36,9 +36,9 @@ def _moe_layers(said: Content) -> tuple[int, ...]:
     for key, step in {"moe_layer_freq": frequency, **steps}.items():
         fields.whole(key, step, 100_000)
     if type(first) is not int or first < 0:
-        raise ConfigError("first_k_dense_replace must be a whole number from 0")
+        raise ConfigError("first_k_dense_replace must be a whole number of at least 0")
     if not isinstance(only, list) or not all(type(layer) is int for layer in only):
-        raise ConfigError("mlp_only_layers must be a list of layers' numbers")
+        raise ConfigError("mlp_only_layers must be a list of layer numbers")
     dense = set(only)
     return tuple(
         int(
@@ -52,12 +52,12 @@ def _moe_layers(said: Content) -> tuple[int, ...]:
 
 
 def windows(said: Content, every: int = 1) -> dict[str, Any]:
-    """The window, and its layers: all, or all but each ``every``-th, or as ``layer_types`` says."""
+    """The window and its layers: all, all but every ``every``-th, or those of ``layer_types``."""
     window, listed = said.optional("sliding_window"), _listed(said)
     layers = said.fact("layers")
     if window in (None, 0):
         if listed is not None and any(listed):
-            raise ConfigError("layer_types has sliding_attention, and there is no sliding_window")
+            raise ConfigError("layer_types has sliding_attention but sliding_window is missing")
         return {}
     if listed is None and every > 1:
         listed = tuple(int((layer + 1) % every != 0) for layer in range(layers))
@@ -67,11 +67,11 @@ def windows(said: Content, every: int = 1) -> dict[str, Any]:
 
 
 def qwen_windows(said: Content, rule: Callable[[int, int], bool]) -> dict[str, Any]:
-    """Qwen's window, which a flag turns on, in the layers that a rule of the family names.
+    """Qwen's window, which a flag enables, in the layers that the family's rule selects.
 
     Args:
         said: The config.
-        rule: Whether a layer has a window, from its number and ``max_window_layers``.
+        rule: Whether a layer has a window, given its number and ``max_window_layers``.
     """
     on = flag(said, "use_sliding_window", False)
     most, layers = said.size("max_window_layers", 28), said.fact("layers")
@@ -93,7 +93,7 @@ def _listed(said: Content) -> tuple[int, ...] | None:
 
 
 def gpt_neo_windows(said: Content) -> tuple[int, ...]:
-    """GPT-Neo's local layers: listed, or as ``[[["global", "local"], 12]]``, or every second."""
+    """GPT-Neo's local layers: a list, or ``[[["global", "local"], 12]]``, or every second."""
     layers = said.fact("layers")
     listed, types = said.get("attention_layers"), said.get("attention_types")
     if listed is None and types is not None:
@@ -110,16 +110,16 @@ def _repeated(types: Any) -> list[Any]:
             case [list(names), int(times)] if 0 <= times * len(names) <= 100_000:
                 found += names * times
             case _:
-                raise InputError("attention_types must be a list of lists of names and a number")
+                raise InputError("attention_types must be such as [[['global', 'local'], 12]]")
         if len(found) > 100_000:
-            raise InputError("attention_types names more than 100000 layers")
+            raise InputError("attention_types has more than 100000 layers")
     return found
 
 
 def _pattern(key: str, names: Any, known: dict[str, int]) -> tuple[int, ...]:
-    """A 0 or 1 for each layer from a list of words."""
+    """A 0 or 1 per layer, from a list of words."""
     if not isinstance(names, list):
-        raise InputError(f"{key} must be a list of a word for each layer")
+        raise InputError(f"{key} must be a list with one word per layer")
     for name in names:
         if not isinstance(name, str) or name not in known:
             shown = str(name)[:40]

@@ -1,7 +1,7 @@
-"""``hf:org/name``: a model's ``config.json`` from the Hugging Face Hub, and nothing else of it.
+"""``hf:org/name``: a model's ``config.json`` from the Hugging Face Hub, and no other file.
 
-huggingface_hub fetches the file, or finds it in its cache, and keeps the user's tokens to itself.
-No code of a repository is ever run.
+huggingface_hub downloads the file or finds it in its cache, and handles the user's tokens. No code
+of a repository is ever run.
 """
 
 import re
@@ -15,15 +15,15 @@ from memcalc.errors import ConfigError, InputError, UsageError
 
 PREFIX = "hf:"
 
-# What can go wrong, by the exception of huggingface_hub that says so, the narrowest first.
+# Messages by huggingface_hub's exceptions, the narrowest first.
 PROBLEMS = {
     "GatedRepoError": "the repository is gated: accept its terms on the Hub and log in (hf auth)",
     "RevisionNotFoundError": "the repository has no such revision",
-    "RepositoryNotFoundError": "no such repository, or a private one: log in (hf auth)",
-    "LocalEntryNotFoundError": "neither in the local cache nor to be had: the Hub is out of reach",
-    "OfflineModeIsEnabled": "not in the local cache, and HF_HUB_OFFLINE forbids to fetch it",
+    "RepositoryNotFoundError": "the repository does not exist or is private: log in (hf auth)",
+    "LocalEntryNotFoundError": "not in the local cache, and the Hub cannot be reached",
+    "OfflineModeIsEnabled": "not in the local cache, and HF_HUB_OFFLINE forbids a download",
     "EntryNotFoundError": "the repository has no config.json",
-    "HFValidationError": "not the name of a repository",
+    "HFValidationError": "not a valid repository name",
 }
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
@@ -39,17 +39,17 @@ def fetch(target: str) -> tuple[Path, str]:
     Raises:
         ConfigError: The target is not of that form.
         UsageError: huggingface_hub is not installed.
-        InputError: The file is not to be had; the message says why.
+        InputError: The file cannot be downloaded; the message says why.
 
     >>> fetch("hf:../x")
     Traceback (most recent call last):
         ...
-    memcalc.errors.ConfigError: 'hf:../x' is not of the form hf:org/name or hf:org/name@revision
+    memcalc.errors.ConfigError: 'hf:../x' must have the form hf:org/name or hf:org/name@revision
     """
     match = _TARGET.fullmatch(target)
     if match is None:
         shown = target[:60]
-        raise ConfigError(f"{shown!r} is not of the form hf:org/name or hf:org/name@revision")
+        raise ConfigError(f"{shown!r} must have the form hf:org/name or hf:org/name@revision")
     try:
         hub = import_module("huggingface_hub")
     except ImportError as error:
@@ -58,22 +58,22 @@ def fetch(target: str) -> tuple[Path, str]:
     try:
         with _silent(hub):
             path = _path(hub, match["repo"], match["revision"])
-    except Exception as error:  # the Hub's own errors, and those of whatever speaks HTTP for it
+    except Exception as error:  # the Hub's own errors, and those of its HTTP client
         raise InputError(f"{target}: {_problem(error)}") from error
     return Path(path), match["repo"]
 
 
 def _path(hub: Any, repository: str, revision: str | None) -> str:
-    """Where the file lies once the Hub has been asked; where it does not answer, in the cache.
+    """The file's path in the cache, downloaded first if the Hub answers.
 
-    The Hub is asked once whether the file is there: a download would ask again and again.
+    The Hub is asked once whether the file exists: a download would retry many times.
     """
     target = {"repo_id": repository, "filename": "config.json", "revision": revision}
     url = hub.hf_hub_url(**target)
     found: str
     try:
         hub.get_hf_file_metadata(url)
-    except Exception as refused:  # by the Hub, or by what is between
+    except Exception as refused:  # by the Hub, or by a proxy
         try:
             found = hub.hf_hub_download(**target, local_files_only=True)
         except hub.errors.LocalEntryNotFoundError:
@@ -87,7 +87,7 @@ def _path(hub: Any, repository: str, revision: str | None) -> str:
 
 @contextmanager
 def _silent(hub: Any) -> Iterator[None]:
-    """Without the Hub's own lines of warnings and retries: what goes wrong is one line of ours."""
+    """Silence the Hub's own warnings and retries: an error is one line of memcalc's."""
     before = hub.logging.get_verbosity()
     hub.logging.set_verbosity_error()
     try:
@@ -97,11 +97,13 @@ def _silent(hub: Any) -> Iterator[None]:
 
 
 def _known(error: Exception) -> str:
-    """What the table of problems says of an error; nothing of one that it does not have."""
+    """The message of a known error; an empty text for others."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return next((problem for name, problem in PROBLEMS.items() if name in kinds), "")
 
 
 def _problem(error: Exception) -> str:
     lines = str(error).split("\n")
-    return _known(error) or f"not to be had: {type(error).__name__} {lines[0][:200]}".rstrip()
+    return (
+        _known(error) or f"cannot be downloaded: {type(error).__name__} {lines[0][:200]}".rstrip()
+    )

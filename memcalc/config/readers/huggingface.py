@@ -1,4 +1,4 @@
-"""Hugging Face ``config.json``: which family it is of, its sizes, and what of it is not used."""
+"""Hugging Face ``config.json``: the model's family, its sizes, and the keys that are ignored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,23 +8,24 @@ from memcalc.config.config import Source
 from memcalc.config.model import Model
 from memcalc.config.readers.hf_content import ALIASES, Content
 from memcalc.config.readers.hf_families import DEFAULTS, FAMILIES, FOUR_H
+from memcalc.config.readers.keys import listed
 from memcalc.errors import InputError, nearest
 
-# What changes memory or FLOPs where it is set, and is not modelled: key -> what to know.
+# Keys that change memory or FLOPs and are not modelled, each with what to know.
 UNMODELLED = {
-    "gradient_checkpointing": "choose recomputation with --recompute full",
-    "attn_implementation": "choose kernels with --implementation",
-    "_attn_implementation": "choose kernels with --implementation",
-    "quantization_config": "activations are counted in the run's precision",
-    "add_cross_attention": "the cross-attention's activations are missing",
-    "reorder_and_upcast_attn": "unfused attention keeps a wider softmax than counted",
-    "router_jitter_noise": "the router's noise keeps more than counted",
-    "clip_qkv": "the clamps of query, key and value keep more than counted",
-    "vision_config": "the language model alone is counted, and images come on top",
-    "audio_config": "the language model alone is counted, and sounds come on top",
+    "gradient_checkpointing": "set --recompute full",
+    "attn_implementation": "set --implementation",
+    "_attn_implementation": "set --implementation",
+    "quantization_config": "activations are counted in the precision of the run",
+    "add_cross_attention": "cross-attention is not counted",
+    "reorder_and_upcast_attn": "uses more memory than counted (an fp32 softmax)",
+    "router_jitter_noise": "uses more memory than counted (router noise)",
+    "clip_qkv": "uses more memory than counted (clamps of query, key and value)",
+    "vision_config": "only the language model is counted, not the vision model",
+    "audio_config": "only the language model is counted, not the audio model",
 }
 
-# What changes neither a layer's memory nor its FLOPs.
+# Keys that change neither memory nor FLOPs.
 HARMLESS = """
     _sliding_window_pattern attention_multiplier auto_map aux_loss_alpha bad_words_ids
     begin_suppress_tokens boi_token_index bos_token_id cache_implementation chunk_size_feed_forward
@@ -48,7 +49,7 @@ HARMLESS = """
 """.split()  # noqa: SIM905 - words read best as words
 NAMES = ("model_type", "architectures", "_name_or_path")
 
-# Where the language model stands in the config of a model of more than one part.
+# Sections that hold the language model in configs of models with several parts.
 _PARTS = ("thinker_config", "text_config")
 
 ARCHITECTURES = {
@@ -89,27 +90,27 @@ ARCHITECTURES = {
     "ViTModel": "vit",
 }
 
-# Families that Model cannot say, each with what it lacks for them.
+# Families that Model cannot express, each with what is missing.
 REFUSED = {
-    "dbrx": "its sizes stand in attn_config and ffn_config, and its norms have no bias",
+    "dbrx": "its sizes are in attn_config and ffn_config, and its norms have no bias",
     "llama4": "its chunked attention and its layers without positions are not modelled",
-    "mpt": "its sizes stand in attn_config and expansion_ratio",
+    "mpt": "its sizes are in attn_config and expansion_ratio",
     "olmo": "its norms have no weights",
-    "olmo2": "its norms of query and key are over all heads at once, and follow the sublayers",
+    "olmo2": "its query and key norms span all heads, and its norms follow the sublayers",
     "umt5": "each of its layers has a table of relative positions",
 }
 
 
 def read(content: Mapping[str, Any], name: str) -> Source:
-    """The Source that a ``config.json`` describes.
+    """Read a ``config.json``.
 
     Args:
         content: The parsed file.
-        name: What to call the model if the file does not say.
+        name: The model's name where the file has none.
 
     Raises:
-        InputError: The family is not one that memcalc models, or a size is missing.
-        ConfigError: Two names of one fact disagree, or a value is out of its bounds.
+        InputError: The family is not modelled, or a size is missing.
+        ConfigError: Two names of one fact disagree, or a value is out of range.
 
     >>> config = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_inner": None}
     >>> read(config, "gpt2").model.ffn_size
@@ -132,7 +133,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
 
 
 def _language_model(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The part of a config that describes the language model, and a line for what it overrules."""
+    """The part of a config that holds the language model, and lines for the keys it overrides."""
     lines: list[str] = []
     for part in _PARTS:
         inner = content.get(part)
@@ -145,19 +146,19 @@ def _language_model(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list
         for names in ALIASES.values():
             for key in names:
                 if outer.get(key) not in (None, inner.get(key)):
-                    lines.append(f"{key} is not used: that of {part} is the language model's")
+                    lines.append(f"{key} is ignored: the language model's is in {part}")
                 outer.pop(key, None)
         content = {**outer, **inner}
     return content, lines
 
 
 def _sizes(said: Content) -> dict[str, Any]:
-    """The sizes that every family has, of which three must be there."""
+    """The sizes that every family has; three are required."""
     sizes = {fact: said.fact(fact) for fact in _SIZES}
     for fact in ("layers", "hidden_size", "heads"):
         if sizes[fact] is None:
             names = ALIASES[fact]
-            raise InputError(f"no {names[0]} (nor {', '.join(names[1:])}) in the config")
+            raise InputError(f"the config needs {names[0]} (or {', '.join(names[1:])})")
     fields.whole("layers", sizes["layers"], 100_000)
     return sizes
 
@@ -173,20 +174,20 @@ _OF_EXPERTS = (
 
 
 def _width(said: Content, family: str, facts: dict[str, Any]) -> None:
-    """Fill in the MLP's width where the family has a rule for it, and ask for it elsewhere."""
+    """Fill in the MLP's width where the family has a rule for it, and require it elsewhere."""
     if facts["ffn_size"] is not None:
         return
     if family in FOUR_H:
-        said.assumed.append("ffn_size 4 x hidden_size (the config gives none)")
+        said.assumed.append("ffn_size 4 x hidden_size (missing in the config)")
         return
     patterned = facts.get("moe_layers") is not None
     if facts.get("expert_ffn_size") is None or patterned:
-        ratio = " (mlp_ratio does not say how wide a gated one is)"
+        ratio = " (mlp_ratio alone does not give the width of a gated MLP)"
         raise InputError(
-            f"no intermediate_size in the config, and {family} has no rule for its MLP's width"
+            f"the config needs intermediate_size: {family} has no rule for the MLP's width"
             f"{ratio if said.states('mlp_ratio') else ''}"
         )
-    facts["ffn_size"] = facts["expert_ffn_size"]  # every layer has experts: nothing else has it
+    facts["ffn_size"] = facts["expert_ffn_size"]  # all layers are MoE layers: no layer uses it
 
 
 def _family(content: Mapping[str, Any]) -> str:
@@ -196,11 +197,13 @@ def _family(content: Mapping[str, Any]) -> str:
         first = architectures[0] if isinstance(architectures, list) and architectures else None
         family = ARCHITECTURES.get(first, first) if isinstance(first, str) else None
     if not isinstance(family, str):
-        raise InputError("neither model_type nor architectures names a model family")
+        raise InputError("neither model_type nor architectures gives a model family")
     if family in REFUSED:
         raise InputError(f"model_type {family!r} is not modelled: {REFUSED[family]}")
     if family not in FAMILIES:
-        raise InputError(f"model_type {family[:40]!r} is not modelled; {nearest(family, FAMILIES)}")
+        raise InputError(
+            f"model_type {family[:40]!r} is not modelled; {nearest(family[:40], FAMILIES)}"
+        )
     return family
 
 
@@ -211,17 +214,11 @@ def _name(content: Mapping[str, Any], fallback: str) -> str:
     return fallback
 
 
-def _printable(key: str) -> str:
-    return "".join(each if each.isprintable() else "?" for each in key[:40])
-
-
 def _unmodelled(content: Mapping[str, Any], said: Content) -> list[str]:
-    """A line for each key that changes what is counted, and one for all that are not known."""
+    """A line for each key that is not modelled, and one for all unknown keys."""
     known = {*UNMODELLED, *HARMLESS, *NAMES, *said.read}
-    unknown = sorted(
-        _printable(key) for key, value in content.items() if value and key not in known
-    )
+    unknown = sorted(key for key, value in content.items() if value and key not in known)
     lines = [f"{key} is not modelled: {UNMODELLED[key]}" for key in UNMODELLED if content.get(key)]
     if unknown:
-        lines.append(f"not used, for memcalc does not know it: {', '.join(unknown)}")
+        lines.append(f"unknown to memcalc, ignored: {listed(unknown)}")
     return lines

@@ -1,4 +1,4 @@
-"""What readers of keys and values share: checks of a section, and the lines about its keys."""
+"""What readers of keys and values share: checks of a section, and warnings about its keys."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,41 +6,55 @@ from typing import Any
 from memcalc.config.readers.shell import shown
 from memcalc.errors import ConfigError, InputError, nearest
 
+MOST_NAMED = 32  # names in one line
+MOST = 10**18  # a whole number in a file
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in one line; of many, the first and how many more there are.
+
+    >>> listed(["a", "b", "a"]), listed(str(n) for n in range(100, 1000))[-16:]
+    ('a, b', '131 and 868 more')
+    """
+    names = list(dict.fromkeys(shown(name) for name in names))
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
 
 def section(content: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A section without what says nothing: nulls, and DeepSpeed's ``"auto"``.
+    """A section without the values that say nothing: null, and DeepSpeed's ``"auto"``.
 
     >>> section({"run": {"a": 1, "b": None, "c": "auto"}}, "run")
     {'a': 1}
 
     Raises:
-        InputError: It is not keys with values.
+        InputError: It is not an object of keys and values.
     """
     found = content.get(key)
     if found is None or found == "auto":
         return {}
     if not isinstance(found, dict):
-        raise InputError(f"{key} must hold keys with values")
+        raise InputError(f"{key} must be a section of keys and values")
     return {name: value for name, value in found.items() if value is not None and value != "auto"}
 
 
 def count(content: Mapping[str, Any], key: str) -> int | None:
-    """A whole number, or None where the key says nothing.
+    """A whole number, or None where the key is missing.
 
     Raises:
-        InputError: It is another kind of value.
+        InputError: The value is of another kind, or has more than 18 digits.
     """
     value = content.get(key)
-    if value is not None and type(value) is not int:
+    if value is not None and (type(value) is not int or abs(value) >= MOST):
         raise InputError(f"{key} must be a whole number, not {str(value)[:40]!r}")
     return value
 
 
 def flag(content: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    """True or false, or the default where the key says nothing.
+    """True or false, or the default where the key is missing.
 
     Raises:
-        InputError: It is another kind of value.
+        InputError: The value is of another kind.
     """
     value = content.get(key)
     if value is None:
@@ -51,10 +65,10 @@ def flag(content: Mapping[str, Any], key: str, default: bool = False) -> bool:
 
 
 def word(content: Mapping[str, Any], key: str, known: Mapping[str, Any], default: str) -> Any:
-    """What a word stands for; that of the default where the key says nothing.
+    """The meaning of a word, or of the default where the key is missing.
 
     Raises:
-        InputError: It is none of the known words.
+        InputError: The word is unknown.
     """
     value = content.get(key)
     chosen = default if value is None else value
@@ -67,18 +81,18 @@ def word(content: Mapping[str, Any], key: str, known: Mapping[str, Any], default
 def lines(
     content: Mapping[str, Any], unmodelled: Mapping[str, str], known: Iterable[str]
 ) -> list[str]:
-    """A line for each key that is set and not modelled, and one for all that are not known."""
+    """A line for each key that is set and not modelled, and one for all unknown keys."""
     known = {*known, *unmodelled}
     met = [key for key in unmodelled if content.get(key)]
     found = [f"{key} is not modelled: {unmodelled[key]}" for key in met]
-    unknown = sorted(shown(key) for key, value in content.items() if value and key not in known)
+    unknown = sorted(key for key, value in content.items() if value and key not in known)
     if unknown:
-        found.append(f"not used, for memcalc does not know it: {', '.join(unknown[:32])}")
+        found.append(f"unknown to memcalc, ignored: {listed(unknown)}")
     return found
 
 
 def off(value: Any) -> bool:
-    """Whether a value is a section that is turned off.
+    """Whether a value is a section that is disabled.
 
     >>> off({"enabled": False, "x": 1}), off({"x": 1})
     (True, False)
@@ -98,24 +112,24 @@ def precision(content: Mapping[str, Any]) -> str | None:
     names = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
     chosen = {names[key] for key in names if flag(section(content, key), "enabled") is True}
     if len(chosen) > 1:
-        raise ConfigError("bf16 and fp16 are both enabled, and contradict each other")
+        raise ConfigError("bf16 and fp16 are both enabled: enable one")
     return next(iter(chosen), None)
 
 
 def zero(content: Mapping[str, Any]) -> list[str]:
-    """What is assumed of DeepSpeed's ``zero_optimization``, which splits no activation."""
+    """What is assumed of DeepSpeed's ``zero_optimization``, which shards no activations."""
     stage = section(content, "zero_optimization").get("stage")
-    return [f"ZeRO stage {str(stage)[:10]} leaves activations as they are"] if stage else []
+    return [f"ZeRO stage {str(stage)[:10]} does not shard activations"] if stage else []
 
 
 def sharding(content: Mapping[str, Any]) -> dict[str, Any]:
-    """How DeepSpeed's ``zero_optimization`` splits states, and in what type it sums gradients.
+    """What DeepSpeed's ``zero_optimization`` shards, and the gradient accumulation dtype.
 
     >>> sharding({"zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "fp32"}})
     {'sharder': 'deepspeed', 'zero': 2, 'main_grads': 'fp32'}
 
     Raises:
-        InputError: A value is of another kind than its key's.
+        InputError: A value is of the wrong kind.
     """
     zero_ = section(content, "zero_optimization")
     found: dict[str, Any] = {"sharder": "deepspeed"}
@@ -135,7 +149,7 @@ _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd
 
 
 def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
-    """The optimizer of a name; of another, a line says that it is counted as Adam.
+    """The optimizer of a name; a line says where another one is counted as Adam.
 
     >>> optimizer("AdamW", []), optimizer(None, [])
     ({'optimizer': 'adam'}, {})
@@ -144,19 +158,17 @@ def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
         return {}
     found = _OPTIMIZERS.get(str(name).lower())
     if found is None:
-        unmodelled.append(
-            f"optimizer {shown(str(name))} is not modelled: Adam's states are counted"
-        )
+        unmodelled.append(f"optimizer {shown(str(name))} is not modelled: counted as Adam")
     return {"optimizer": found or "adam"}
 
 
 def batch(
     micro: int | None, accumulation: int | None, total: int | None
 ) -> tuple[dict[str, Any], int | None]:
-    """Batch settings, and the accumulation where it is still to be used.
+    """Batch settings, and the accumulation steps where they are still needed.
 
-    The total is micro-batch x accumulation x data parallel; of three that are said, the fourth
-    follows.
+    The global batch is micro-batch x accumulation steps x data-parallel size; three of them give
+    the fourth.
 
     >>> batch(4, 2, 64)
     ({'micro_batch_size': 4, 'global_batch_size': 64, 'dp': 8}, None)
@@ -164,9 +176,13 @@ def batch(
     ({'micro_batch_size': 4}, 2)
 
     Raises:
-        ConfigError: They contradict one another, or one is less than 1.
+        ConfigError: They contradict each other, or one is less than 1.
     """
-    said = {"micro-batch size": micro, "accumulation": accumulation, "total batch size": total}
+    said = {
+        "micro-batch size": micro,
+        "gradient accumulation steps": accumulation,
+        "global batch size": total,
+    }
     for name, value in said.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
@@ -179,8 +195,8 @@ def batch(
         return settings, accumulation
     if total % (micro * accumulation):
         raise ConfigError(
-            f"total batch size {total} is no multiple of micro-batch size {micro} x accumulation "
-            f"{accumulation}"
+            f"global batch size {total} must be a multiple of micro-batch size {micro} x gradient "
+            f"accumulation steps {accumulation}"
         )
     settings["dp"] = total // (micro * accumulation)
     return settings, None

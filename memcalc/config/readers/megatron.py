@@ -1,8 +1,8 @@
-"""Megatron-LM: what its arguments say, from a launch script or from a YAML of ``MODEL_ARGS``.
+"""Megatron-LM: arguments of a launch script, or of a YAML file with ``MODEL_ARGS``.
 
-The arguments' names and defaults are those of ``megatron/training/arguments.py``. Whatever stands
-in a script only as a running shell would know it is not guessed: of the model it is refused, of
-parallelism and run it is left out with a warning; both name it.
+The arguments' names and defaults are those of ``megatron/training/arguments.py``. A value that only
+a running shell knows is never guessed: for the model it is an error, for parallelism and run it is
+left out with a warning. Both name it.
 """
 
 import math
@@ -16,6 +16,7 @@ from memcalc.config.config import RunSource, Source
 from memcalc.config.environment import Environment
 from memcalc.config.model import Model
 from memcalc.config.readers import shell
+from memcalc.config.readers.keys import listed
 from memcalc.config.readers.megatron_names import (
     ACTIVATIONS,
     BACKENDS,
@@ -44,24 +45,22 @@ from memcalc.errors import ConfigError, InputError, nearest
 
 Answer = TypeVar("Answer")
 
-MOST_NAMED = 32  # names in one line
-
 
 class _OpenError(InputError):
-    """An argument whose value only a running shell knows."""
+    """The value of an argument is known only to a running shell."""
 
 
 @dataclass
 class _Arguments:
-    """Arguments by name, without their dashes, and what there is to tell about them."""
+    """Arguments by name, without their dashes, with what is assumed and not modelled."""
 
     words: Mapping[str, Sequence[str]]
-    loose: Sequence[str] = ()  # what stands where further arguments may be
+    loose: Sequence[str] = ()  # open values that may hold further arguments
     assumed: list[str] = field(default_factory=list)
     unmodelled: list[str] = field(default_factory=list)
 
     def text(self, name: str) -> str | None:
-        """The one value of an argument, or None where it is not there."""
+        """The one value of an argument, or None where it is missing."""
         if name not in self.words:
             return None
         values = self.words[name]
@@ -89,7 +88,7 @@ class _Arguments:
             raise InputError(f"--{name} must be a number, not {value!r}") from error
 
     def word(self, name: str, known: Mapping[str, str]) -> str | None:
-        """What a word stands for."""
+        """The meaning of a word."""
         value = self.text(name)
         if value is not None and value not in known:
             shown = value[:40]
@@ -97,25 +96,25 @@ class _Arguments:
         return None if value is None else known[value]
 
     def flag(self, name: str) -> bool:
-        """Whether an argument is there."""
+        """Whether an argument is given."""
         return name in self.words
 
     def several(self, name: str) -> list[str]:
-        """All values of an argument, written as words or as a list: ``[a b]``, ``a,b``."""
+        """All values of an argument, given as words or as a list: ``[a b]``, ``a,b``."""
         values = self.words.get(name, ())
         self._closed(name, values)
         return re.sub(r"[\[\]'\",]", " ", " ".join(values)).split()
 
     def run(self, ask: Callable[..., Answer], *given: Any) -> Answer | None:
-        """What is asked of parallelism and run: None, with a warning, where it stays open."""
+        """A setting of parallelism or run: None, with a warning, where its value is open."""
         try:
             return ask(*given)
         except _OpenError as error:
-            self.unmodelled.append(f"{error}: give it yourself")
+            self.unmodelled.append(f"{error}: set it on the command line")
             return None
 
     def defaulted(self, value: Answer | None, default: Answer, fact: str) -> Answer:
-        """A value, or Megatron's default, listed as assumed."""
+        """A value, or Megatron's default, which is listed as assumed."""
         if value is not None:
             return value
         self.assumed.append(f"{fact} {default} (Megatron's default)")
@@ -124,15 +123,15 @@ class _Arguments:
     def _closed(self, name: str, values: Iterable[str]) -> None:
         names = [each for value in values for each in shell.opened(value)]
         if names:
-            raise _OpenError(f"--{name} is not known, for the file leaves {_listed(names)} open")
+            raise _OpenError(f"--{name} is unknown: the file leaves {listed(names)} open")
 
 
 def read_script(text: str, name: str) -> Source | RunSource:
-    r"""What a launch script says; ``name`` is what to call the model.
+    r"""Read a launch script; ``name`` is the model's name.
 
     Raises:
-        InputError: No command of the script and none of its variables holds such arguments.
-        ConfigError: Two arguments contradict each other, or a value is out of its bounds.
+        InputError: Neither a command nor a variable of the script has Megatron-LM's arguments.
+        ConfigError: Two arguments contradict each other, or a value is out of range.
 
     >>> script = "H=64\ntorchrun --nproc_per_node 8 x.py --num-layers 2 --hidden-size $H "
     >>> source = read_script(script + "--num-attention-heads 4 --micro-batch-size 1 --bf16", "x")
@@ -145,11 +144,11 @@ def read_script(text: str, name: str) -> Source | RunSource:
     said = _Arguments(words, _loose(command for certain, command in commands if certain))
     if maybe:
         said.unmodelled.append(
-            f"not used, for they stand under a condition that is not known: {_listed(maybe)}"
+            f"ignored, as it is unknown whether they are passed: {listed(maybe)}"
         )
     if said.loose:
         said.unmodelled.append(
-            f"arguments may be missing, for the file leaves {_listed(said.loose)} open"
+            f"arguments may be missing: the file leaves {listed(said.loose)} open"
         )
     programs = {word.rpartition("/")[2] for _, command in commands for word in command}
     return _source(said, name, _world(said, script), programs)
@@ -158,16 +157,16 @@ def read_script(text: str, name: str) -> Source | RunSource:
 def read_yaml(
     content: Mapping[str, Any], name: str, world: int | None = None, program: str = ""
 ) -> Source | RunSource:
-    """What a YAML of ``MODEL_ARGS`` says.
+    """Read a YAML file with ``MODEL_ARGS``.
 
     Args:
         content: The YAML.
-        name: What to call the model.
-        world: The GPUs that it runs on, where that is known.
-        program: The file name of the program that is given the arguments.
+        name: The model's name.
+        world: The number of GPUs, where it is known.
+        program: The file name of the program that receives the arguments.
 
     Raises:
-        InputError: ``MODEL_ARGS`` does not hold arguments.
+        InputError: ``MODEL_ARGS`` is not an object of arguments.
         ConfigError: As ``read_script``.
 
     >>> sizes = {"--num-layers": 2, "--hidden-size": 64, "--num-attention-heads": 4}
@@ -177,7 +176,7 @@ def read_yaml(
     """
     given = content["MODEL_ARGS"]
     if not isinstance(given, dict):
-        raise InputError("MODEL_ARGS must hold arguments")
+        raise InputError("MODEL_ARGS must be a section of arguments and values")
     words = {
         argument: _yaml_words(key, value)
         for key, value in given.items()
@@ -198,7 +197,7 @@ def _yaml_words(key: str, value: Any) -> list[str]:
 
 
 def _training(script: shell.Script) -> list[tuple[bool, list[str]]]:
-    """The commands that train, and what may be given to them; else what variables hold."""
+    """The training commands and what may be passed to them; without any, the variables."""
     commands = [(certain, _split(words)) for certain, words in script.commands]
     training = [_is_training(words) for _, words in commands]
     found = [each for each, trains in zip(commands, training, strict=True) if trains]
@@ -210,7 +209,7 @@ def _training(script: shell.Script) -> list[tuple[bool, list[str]]]:
         ]
     if found:
         return [(True, words) for _, words in found]
-    before: list[str] = []  # of each variable, the words that follow no argument of its own
+    before: list[str] = []  # of each variable, the words before its first argument
     held: list[str] = []
     for values in script.variables.values():
         words = _split(values)
@@ -227,7 +226,7 @@ def _is_training(words: Iterable[str]) -> bool:
 
 
 def _split(words: Iterable[str]) -> list[str]:
-    """Words, where ``bash -c`` and ``eval`` are given several arguments as one."""
+    """Words, with those split that hold several arguments for ``bash -c`` or ``eval``."""
     found: list[str] = []
     for word in words:
         found += word.split() if " --" in f" {word}" else [word]
@@ -235,13 +234,13 @@ def _split(words: Iterable[str]) -> list[str]:
 
 
 def _option(word: str) -> tuple[str, str | None]:
-    """The name and the value of ``--name=value``; an empty name where it is no argument."""
+    """The name and value of ``--name=value``; an empty name for words that are no argument."""
     match = re.match(r"--([A-Za-z][\w-]*)(?:=(.*))?$", word, re.DOTALL)
     return (match[1].replace("_", "-"), match[2]) if match else ("", None)
 
 
 def _options(commands: Iterable[tuple[bool, list[str]]]) -> tuple[dict[str, list[str]], list[str]]:
-    """The arguments of commands that run, and the names of those that only may be given."""
+    """The arguments of commands that run, and the names of those that may be passed."""
     words: dict[str, list[str]] = {}
     maybe: dict[str, None] = {}
     for certain, command in commands:
@@ -252,12 +251,12 @@ def _options(commands: Iterable[tuple[bool, list[str]]]) -> tuple[dict[str, list
                 maybe[name] = None
             elif words.setdefault(name, values) != values:
                 both = " and ".join(shell.shown(" ".join(v)) for v in (words[name], values))
-                raise ConfigError(f"two commands differ in --{name}: {both}")
+                raise ConfigError(f"two commands have different values of --{name}: {both}")
     return words, [f"--{name}" for name in maybe if name not in words]
 
 
 def _command_options(command: Iterable[str]) -> dict[str, list[str]]:
-    """Arguments of one command; the last of one name counts, as for Megatron's parser."""
+    """Arguments of one command; the last one of a name counts, as in Megatron's parser."""
     found: dict[str, list[str]] = {}
     values: list[str] | None = None
     for word in command:
@@ -270,15 +269,15 @@ def _command_options(command: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _unquoted(word: str) -> str:
-    """A value without the quotes that are left in it where a string is evaluated."""
+    """A value without the quotes that are left inside an evaluated string."""
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
 
 
 def _loose(commands: Iterable[list[str]]) -> list[str]:
-    """What stands open where it may be arguments rather than a value."""
+    """Open values that may hold arguments rather than the value of one."""
     found: list[str] = []
     for command in commands:
-        taken = 0  # values that the argument before may still take
+        taken = 0  # values that the last argument may still take
         for word in command[1:]:
             name, value = _option(word)
             if name:
@@ -292,7 +291,7 @@ def _loose(commands: Iterable[list[str]]) -> list[str]:
 
 
 def is_read(name: str) -> bool:
-    """Whether an argument is read, or its effect on memory known.
+    """Whether an argument is read, or its effect on memory is known.
 
     >>> is_read("num-layers"), is_read("seed"), is_read("no-such-argument")
     (True, True, False)
@@ -307,7 +306,7 @@ def _harmless(name: str) -> bool:
 
 
 def _world(said: _Arguments, script: shell.Script) -> int | None:
-    """The GPUs that a script starts, where it says so."""
+    """The number of GPUs that a script starts, where it says so."""
 
     def held(*names: str) -> str:
         found = [script.variables[name] for name in names if script.variables.get(name)]
@@ -330,9 +329,9 @@ def _world(said: _Arguments, script: shell.Script) -> int | None:
 def _source(
     said: _Arguments, name: str, world: int | None, programs: Iterable[str]
 ) -> Source | RunSource:
-    """What arguments say, with or without a model."""
+    """The source that arguments describe, with or without a model."""
     for without in (each for each in said.words if each in VALUES and not said.words[each]):
-        raise ConfigError(f"--{without} takes a value, and none is there")
+        raise ConfigError(f"--{without} needs a value")
     settings = {**_parallel(said, world), **_run(said)}
     settings |= said.run(_states, said, settings["precision"]) or {}
     model = None
@@ -342,7 +341,7 @@ def _source(
     settings |= said.run(_spread, said) or {}
     settings["vpp"] = said.run(_chunks, said, layers, settings)
     if settings["vpp"] in (None, 1):
-        settings["microbatch_group_size"] = None  # of no interleaved schedule
+        settings["microbatch_group_size"] = None  # the schedule is not interleaved
     if settings["pp"] in (None, 1):
         settings |= {"first_stage_layers": None, "last_stage_layers": None}
     settings |= said.run(_recompute, said) or {}
@@ -353,10 +352,10 @@ def _source(
 
 
 def unmodelled(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What arguments ask for that is not modelled, with the likely sign, and why.
+    """Arguments that are not modelled, with the likely sign of the error and why.
 
     Args:
-        values: The arguments, each with its value as it would be written.
+        values: The arguments, each with its value as it is written.
 
     >>> list(unmodelled({"moe-token-dispatcher-type": "flex", "cuda-graph-impl": "none"}))
     [('--moe-token-dispatcher-type flex', 'counted as all-to-all')]
@@ -371,19 +370,13 @@ def unmodelled(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _tell(said: _Arguments) -> None:
-    """A line for each argument that is not modelled, and one for all that are not known."""
+    """A line for each argument that is not modelled, and one for all unknown ones."""
     values = {name: " ".join(words) for name, words in said.words.items()}
     said.unmodelled.extend(f"{what} is not modelled: {why}" for what, why in unmodelled(values))
     unknown = [name for name in said.words if not is_read(name)]
     if unknown:
-        names = _listed(f"--{name[:40]}" for name in sorted(unknown))
-        said.unmodelled.append(f"not used, for memcalc does not know it: {names}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(dict.fromkeys(shell.shown(name) for name in names))
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+        names = listed(f"--{name[:40]}" for name in sorted(unknown))
+        said.unmodelled.append(f"unknown to memcalc, ignored: {names}")
 
 
 def _parallel(said: _Arguments, world: int | None) -> dict[str, Any]:
@@ -401,15 +394,17 @@ def _parallel(said: _Arguments, world: int | None) -> dict[str, Any]:
     if world and size > 0 and world % size == 0:
         settings["dp"] = world // size
     elif world:
-        said.assumed.append(f"data parallel 1 (the file's {world} GPUs are no multiple of {size})")
+        said.assumed.append(
+            f"data-parallel size 1 (the file's {world} GPUs are not a multiple of {size})"
+        )
     return settings
 
 
 def _run(said: _Arguments) -> dict[str, Any]:
     if said.flag("bf16") and said.flag("fp16"):
-        raise ConfigError("--bf16 and --fp16 contradict each other")
+        raise ConfigError("--bf16 and --fp16 exclude each other")
     if "rampup-batch-size" in said.words:
-        said.assumed.append("the global batch size that its ramp-up ends with")
+        said.assumed.append("the global batch size at the end of its ramp-up")
     precision = next((name for name in ("bf16", "fp16") if said.flag(name)), None)
     if said.text("fp8-format"):
         precision = "fp8"
@@ -422,7 +417,7 @@ def _run(said: _Arguments) -> dict[str, Any]:
         implementation = "megatron-local"
     attention = said.run(said.word, "attention-backend", BACKENDS)
     kernel = said.text("attention-backend")
-    if implementation == "megatron-local":  # a backend is Transformer Engine's
+    if implementation == "megatron-local":  # only Transformer Engine has backends
         attention = "flash" if said.flag("use-flash-attn") else None
     experts = said.words.get("num-experts", ["0"])[0] != "0"
     dispatcher = said.run(said.text, "moe-token-dispatcher-type")
@@ -446,14 +441,14 @@ def _run(said: _Arguments) -> dict[str, Any]:
 
 
 def _cross_entropy(said: _Arguments) -> str | None:
-    """How the loss is made of logits."""
+    """The cross-entropy kernel."""
     if not said.flag("cross-entropy-loss-fusion"):
         return None
     return said.word("cross-entropy-fusion-impl", CROSS_ENTROPIES) or "native"
 
 
 def _environment(said: _Arguments) -> Environment:
-    """What decides which buffers there are."""
+    """Settings that decide which buffers there are."""
     limit = said.count("wgrad-deferral-limit") or 2**31
     return Environment(
         deterministic=said.flag("deterministic-mode"),
@@ -464,7 +459,7 @@ def _environment(said: _Arguments) -> Environment:
 
 
 def _spread(said: _Arguments) -> dict[str, Any]:
-    """How the layers are spread over the pipeline."""
+    """How the layers are split over the pipeline stages."""
     return {
         "first_stage_layers": said.count("decoder-first-pipeline-num-layers"),
         "last_stage_layers": said.count("decoder-last-pipeline-num-layers"),
@@ -476,10 +471,10 @@ def _spread(said: _Arguments) -> dict[str, Any]:
 
 
 def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
-    """The optimizer, and the types and the shards of what it keeps.
+    """The optimizer, the dtypes of its states, and how they are sharded.
 
-    Gradients are summed in fp32 under bf16, and in fp16 under fp16, unless an argument says
-    otherwise; the dtypes of a precision-aware optimizer need the flag that asks for one.
+    Gradients accumulate in fp32 under bf16, and in fp16 under fp16, unless an argument says
+    otherwise. The dtypes of a precision-aware optimizer need its flag.
     """
     settings: dict[str, Any] = {
         "optimizer": said.word("optimizer", OPTIMIZERS),
@@ -507,9 +502,9 @@ def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
     moments = {said.text(f"exp-avg{which}-dtype") or "fp32" for which in ("", "-sq")}
     if len(moments) > 1:
         said.unmodelled.append(
-            "moments of two types are not modelled: both are counted in that of more bytes"
+            "moments of two dtypes are not modelled: both are counted in the wider one"
         )
-    remainder = main == "fp32" and precision == "bf16"  # it stores what bf16 leaves out
+    remainder = main == "fp32" and precision == "bf16"  # stored as the bits that bf16 lacks
     return settings | {
         "main_grads": said.text("main-grads-dtype") or "fp32",
         "main_params": "remainder" if remainder else main,
@@ -518,46 +513,46 @@ def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
 
 
 def _resharding(said: _Arguments) -> int:
-    """The level of ZeRO that PyTorch's FSDP2 is: 2 where gathered weights stay after forward."""
+    """The ZeRO stage of PyTorch's FSDP2: 2 where gathered weights stay after forward."""
     if said.flag("torch-fsdp2-no-reshard-after-forward"):
         return 2
     name = "torch-fsdp2-reshard-after-forward"
     if re.fullmatch(r"[0-9]{1,9}", said.text(name) or ""):
         said.unmodelled.append(
-            f"--{name} {said.text(name)} is not modelled: more than counted, for weights stay "
-            "split over fewer ranks after forward"
+            f"--{name} {said.text(name)} is not modelled: uses more memory than counted (weights "
+            "are sharded over fewer ranks after forward)"
         )
         return 3
     return int(said.word(name, RESHARDING) or 3)
 
 
 def _chunks(said: _Arguments, layers: int | None, settings: Mapping[str, Any]) -> int | None:
-    """Virtual stages of a pipeline rank."""
+    """Model chunks per pipeline rank."""
     stages = settings["pp"] or 1
     virtual = said.count("num-virtual-stages-per-pipeline-rank")
     each = said.count("num-layers-per-virtual-pipeline-stage")
     if settings.get("layout") is not None and stages > 0:
         chunks = len(pipeline.layout(settings["layout"]))
-        fields.divides(("pipeline parallel", stages), ("chunks of the layout", chunks))
+        fields.divides(("pipeline-parallel size", stages), ("chunks of the layout", chunks))
         return chunks // stages
     if each is not None and virtual is not None:
         raise ConfigError(
             "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
-            "contradict each other"
+            "exclude each other"
         )
     if each is None or layers is None:
         return virtual
     layers += bool(settings.get("embedding_as_layer")) + bool(settings.get("loss_as_layer"))
     if min(each, stages) < 1 or layers % (each * stages):
         raise ConfigError(
-            f"--num-layers-per-virtual-pipeline-stage {each} x pipeline parallel {stages} does "
-            f"not divide layers {layers}"
+            f"--num-layers-per-virtual-pipeline-stage {each} x pipeline-parallel size {stages} "
+            f"does not divide layers {layers}"
         )
     return layers // (each * stages)
 
 
 def _recompute(said: _Arguments) -> dict[str, Any]:
-    """The settings of what is recomputed."""
+    """The settings of recomputation."""
     granularity = said.text("recompute-granularity")
     if said.flag("recompute-activations") or said.flag("moe-layer-recompute"):
         granularity = "selective"
@@ -593,25 +588,14 @@ def _full(said: _Arguments) -> dict[str, Any]:
 
 
 def _selective(said: _Arguments, modules: Iterable[str]) -> str | None:
-    """Megatron's words for modules, as far as ``recompute`` knows them."""
-    known = []
-    for module in modules:
-        if _is_known(module):
-            known.append(module)
-        else:
-            said.unmodelled.append(
-                f"--recompute-modules {shell.shown(module)} is not modelled: less is kept than "
-                "counted"
-            )
-    return ",".join(dict.fromkeys(known)) or None
-
-
-def _is_known(word: str) -> bool:
-    try:
-        recompute.policy([word])
-    except ConfigError:
-        return False
-    return True
+    """Megatron's names of modules, of which ``recompute`` knows most."""
+    modules = list(dict.fromkeys(modules))
+    known = [module for module in modules if module in recompute.WORDS]
+    if other := [module for module in modules if module not in recompute.WORDS]:
+        said.unmodelled.append(
+            f"--recompute-modules {listed(other)} is not modelled: uses less memory than counted"
+        )
+    return ",".join(known) or None
 
 
 def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Model:
@@ -623,8 +607,8 @@ def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Mod
     }
     for argument, value in sizes.values():
         if value is None:
-            hint = f", unless {_listed(said.loose)} gives it" if said.loose else ""
-            raise InputError(f"no --{argument}{hint}")
+            hint = f", unless {listed(said.loose)} gives it" if said.loose else ""
+            raise InputError(f"--{argument} is missing{hint}")
     whole = {fact: value or 0 for fact, (_, value) in sizes.items()}
     fields.whole("layers", whole["layers"], 100_000)
     fields.whole("hidden_size", whole["hidden_size"], 2**24)
@@ -645,13 +629,15 @@ def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Mod
         facts |= {"causal": False, "head_transform": True, "head_bias": True, "pooled": binary}
         facts["token_types"] = 2 if binary else None
     if any(program.startswith("pretrain_t5") for program in programs):
-        said.unmodelled.append("pretrain_t5 trains two stacks of layers: one is counted")
+        said.unmodelled.append(
+            "pretrain_t5 trains an encoder and a decoder: one of them is counted"
+        )
     stated = {fact: value for fact, value in facts.items() if value is not None}
     return Model(name=name, source="Megatron-LM arguments", **stated)
 
 
 def _kinds(said: _Arguments) -> dict[str, Any]:
-    """Norms, biases, positions and what else is a word or a flag."""
+    """Norms, biases, positions and the other words and flags."""
     biases = not said.flag("disable-bias-linear")
     position = said.word("position-embedding-type", POSITIONS) or "learned"
     if position == "learned" and said.flag("no-position-embedding"):
@@ -673,10 +659,10 @@ def _kinds(said: _Arguments) -> dict[str, Any]:
 
 
 def _widths(said: _Arguments, hidden: int) -> dict[str, Any]:
-    """The activation, and the MLP's width, of which Megatron's default depends on it."""
+    """The activation, and the MLP's width, whose default depends on the activation."""
     chosen = [name for name in ACTIVATIONS if said.flag(name)]
     if len(chosen) > 1:
-        raise ConfigError(f"{' and '.join(f'--{name}' for name in chosen)} contradict each other")
+        raise ConfigError(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
     width = said.count("ffn-hidden-size")
     if width is None:
         gated = chosen == ["swiglu"]
@@ -700,9 +686,7 @@ def _heads(said: _Arguments) -> dict[str, Any]:
     if said.flag("group-query-attention"):
         groups = said.defaulted(groups, 1, "num-query-groups")
     elif groups is not None:
-        said.unmodelled.append(
-            "--num-query-groups has no effect without --group-query-attention, and is not used"
-        )
+        said.unmodelled.append("--num-query-groups has no effect without --group-query-attention")
         groups = None
     return {"kv_heads": groups, "head_size": said.count("kv-channels")}
 
@@ -712,7 +696,7 @@ def _latent(said: _Arguments, heads: int) -> dict[str, Any]:
     rank = said.count("kv-lora-rank")
     if rank is None:
         raise InputError(
-            "--multi-latent-attention needs --kv-lora-rank, for Megatron's default has changed"
+            "--multi-latent-attention needs --kv-lora-rank, whose default differs between versions"
         )
     rotated = said.defaulted(said.count("qk-pos-emb-head-dim"), 64, "qk-pos-emb-head-dim")
     plain = said.defaulted(said.count("qk-head-dim"), 128, "qk-head-dim")
@@ -727,12 +711,12 @@ def _latent(said: _Arguments, heads: int) -> dict[str, Any]:
 
 
 def _windows(said: _Arguments, layers: int) -> dict[str, Any]:
-    """Sliding windows: ``left,right`` are tokens beside the token itself; -1 is no bound."""
+    """Sliding windows: ``left,right`` are tokens besides the token itself; -1 is unlimited."""
     window = "".join(said.several("window-size")[:1]).strip("()")
     if not window:
         return {}
     if not re.fullmatch(r"-1|[0-9]{1,9}", window):
-        raise InputError(f"--window-size must begin with a whole number, not {window[:40]!r}")
+        raise InputError(f"--window-size must start with a whole number, not {window[:40]!r}")
     if window == "-1":
         return {}
     skipped = _frequency(said, "window-attn-skip-freq", layers, lambda layer, n: (layer + 1) % n)
@@ -758,7 +742,7 @@ def _experts(said: _Arguments, layers: int) -> dict[str, Any]:
 
 
 def _frequency(said: _Arguments, name: str, layers: int, chosen: Callable[[int, int], Any]) -> Any:
-    """A 0 or 1 for each layer, from a number or a pattern; None where nothing is said."""
+    """A 0 or 1 per layer, from a number or a pattern; None where the argument is missing."""
     values = said.words.get(name)
     if values is None:
         return None
@@ -769,13 +753,13 @@ def _frequency(said: _Arguments, name: str, layers: int, chosen: Callable[[int, 
             raise ConfigError(f"--{name} must be at least 1")
         return tuple(int(bool(chosen(layer, int(pattern)))) for layer in range(layers))
     listed = said.several(name)
-    if len(listed) > 1 and set(listed) <= {"0", "1"}:  # a list of YAML
+    if len(listed) > 1 and set(listed) <= {"0", "1"}:  # a YAML list
         return tuple(int(value) for value in listed)
     return pattern
 
 
 def _vocabulary(said: _Arguments, tp: int) -> int | None:
-    """The size of the vocabulary, padded as Megatron pads it."""
+    """The vocabulary size, padded as Megatron pads it."""
     padded = said.count("padded-vocab-size")
     size = said.count("vocab-size")
     if padded is not None or size is None:
@@ -785,6 +769,6 @@ def _vocabulary(said: _Arguments, tp: int) -> int | None:
 
 
 def _vocab_multiple(said: _Arguments) -> int:
-    """What a vocabulary is padded to a multiple of, on each tensor-parallel rank."""
+    """The multiple that the vocabulary is padded to, per tensor-parallel rank."""
     multiple = said.count("make-vocab-size-divisible-by")
     return 128 if multiple is None else multiple

@@ -1,38 +1,38 @@
-"""Megatron-LM's arguments by name: what is read, what is not modelled, what changes nothing."""
+"""Megatron-LM's arguments by name: those that are read, not modelled, or without effect."""
 
-HYBRID = "layers of state-space models are counted as attention"
-OFFLOADED = "less is kept on the GPU than counted"
-GRAPHS = "more than counted: graphs hold buffers of their own"
-MEGATRON_FSDP = "more than counted: buckets of gathered weights and of gradients"
-TORCH_FSDP2 = "counted as fsdp2 of fp32 shards; more in the optimizer's step: fp32 gradients"
-PADDED = "more than counted: experts' inputs are padded"
-ALIKE = "layers are counted as all alike"
-VISION = "a model of images is not counted"
+HYBRID = "state-space layers are counted as attention"
+OFFLOADED = "uses less GPU memory than counted"
+GRAPHS = "uses more memory than counted (CUDA graphs have buffers of their own)"
+MEGATRON_FSDP = "uses more memory than counted (buckets of gathered weights and of gradients)"
+TORCH_FSDP2 = "counted as fsdp2 with fp32 shards, without the fp32 gradients of the optimizer step"
+PADDED = "uses more memory than counted (inputs of experts are padded)"
+ALIKE = "all layers are counted as equal"
+VISION = "the vision model is not counted"
 
-# What changes memory where it is set, and is not modelled: argument -> the likely sign, and why.
+# Arguments that change memory and are not modelled, with the likely sign of the error and why.
 UNMODELLED = {
-    "apply-residual-connection-post-layernorm": "residuals are counted before the norm",
-    "attention-output-gate": "more than counted: attention's output has a gate",
+    "apply-residual-connection-post-layernorm": "counted as if the residual left before the norm",
+    "attention-output-gate": "uses more memory than counted (a gate on the attention output)",
     "cpu-offloading": OFFLOADED,
     "cpu-offloading-num-layers": OFFLOADED,
     "cuda-graph-impl": GRAPHS,
-    "decoder-num-layers": "the decoder's layers are not counted",
-    "delay-wgrad-compute": "more than counted: inputs are kept until weights' gradients are due",
-    "distribute-saved-activations": "less than counted: kept inputs are split over ranks",
+    "decoder-num-layers": "the decoder layers are not counted",
+    "delay-wgrad-compute": "uses more memory than counted (weight gradients are computed late)",
+    "distribute-saved-activations": "uses less memory than counted (saved inputs are sharded)",
     "enable-cuda-graph": GRAPHS,
-    "enable-gpt-oss": "the defaults that it stands for are not read",
+    "enable-gpt-oss": "the defaults that it sets are not read",
     "experimental-attention-variant": "counted as plain attention",
     "external-cuda-graph": GRAPHS,
     "fine-grained-activation-offloading": OFFLOADED,
-    "fp4-format": "less than counted: linears keep their inputs in 4 bits",
-    "fp32-residual-connection": "more than counted: the residual stream is kept in fp32",
-    "freeze-LM": "less than counted: the language model is not trained",
-    "freeze-ViT": "less than counted: the model of images is not trained",
+    "fp4-format": "uses less memory than counted (linears save their inputs in 4 bits)",
+    "fp32-residual-connection": "uses more memory than counted (the residual stream is fp32)",
+    "freeze-LM": "uses less memory than counted (the language model is not trained)",
+    "freeze-ViT": "uses less memory than counted (the vision model is not trained)",
     "heterogeneous-layers-config-encoded-json": ALIKE,
     "heterogeneous-layers-config-path": ALIKE,
-    "hierarchical-context-parallel-sizes": "context parallelism is counted as of one level",
+    "hierarchical-context-parallel-sizes": "context parallelism is counted with one level",
     "hybrid-attention-ratio": HYBRID,
-    "hybrid-context-parallel": "sequences are counted as all alike",
+    "hybrid-context-parallel": "all sequences are counted as equally long",
     "hybrid-layer-pattern": HYBRID,
     "hybrid-override-pattern": HYBRID,
     "img-h": VISION,
@@ -40,36 +40,36 @@ UNMODELLED = {
     "language-model-type": VISION,
     "mamba-num-heads": HYBRID,
     "mamba-state-dim": HYBRID,
-    "moe-latent-size": "experts are counted as of the hidden size",
+    "moe-latent-size": "experts are counted with the hidden size",
     "moe-pad-expert-input-to-capacity": PADDED,
     "moe-router-padding-for-fp8": PADDED,
     "moe-router-padding-for-quantization": PADDED,
     "optimizer-cpu-offload": OFFLOADED,
-    "overlap-moe-expert-parallel-comm": "more than counted: two micro-batches at once",
-    "perform-rl-step": "buffers of inference are not counted",
-    "qk-l2-norm": "more than counted: query and key pass a norm without weights",
+    "overlap-moe-expert-parallel-comm": "uses more memory than counted (two micro-batches at once)",
+    "perform-rl-step": "inference buffers are not counted",
+    "qk-l2-norm": "uses more memory than counted (a norm of query and key without weights)",
     "quick-geglu": "counted as GeGLU",
     "retro-add-retriever": "the retriever is not counted",
-    "spec": "another layer than counted may run, unless it says `local`",
-    "tp-comm-overlap": "more than counted: buffers of communication",
+    "spec": "a custom layer may run instead of the counted one; only `local` is known",
+    "tp-comm-overlap": "uses more memory than counted (communication buffers)",
     "use-custom-fsdp": MEGATRON_FSDP,
-    "use-kitchen": "other layers than counted run",
+    "use-kitchen": "other layers run instead of the counted ones",
     "use-megatron-fsdp": MEGATRON_FSDP,
     "use-torch-fsdp2": TORCH_FSDP2,
-    "use-transformer-engine-op-fuser": "fused operations keep other tensors",
+    "use-transformer-engine-op-fuser": "fused operations save other tensors",
 }
 
-# The same, where a value, not the argument, is what changes memory.
+# The same for single values of an argument.
 UNMODELLED_VALUES = {
     ("cp-comm-type", "a2a+p2p"): "counted as p2p",
     ("moe-token-dispatcher-type", "flex"): "counted as all-to-all",
-    ("position-embedding-type", "relative"): "the attention's bias is not counted",
+    ("position-embedding-type", "relative"): "the attention bias is not counted",
     ("softmax-type", "off-by-one"): "counted as the plain softmax",
 }
 MODELLED = {("spec", "local")}  # Megatron-core's own layers
-NOTHING = ("none", "0")  # values that ask for nothing
+NOTHING = ("none", "0")  # values that disable an argument
 
-# What changes no activation: bookkeeping, optimizer, learning rate, data, numbers within a kernel.
+# Arguments that change no counted memory: logging, learning rate, data, numbers within a kernel.
 HARMLESS = set(
     """
     activation-func-clamp-value app-tag-run-name app-tag-run-version apply-layernorm-1p
@@ -128,7 +128,7 @@ HARMLESS_FAMILIES = tuple(
     """.split()  # noqa: SIM905 - as above
 )
 
-# Those of torchrun and its like, which a script's command has too.
+# Arguments of torchrun and other launchers, which are in the same command.
 LAUNCHER = set(
     """
     container-image container-mounts container-name container-workdir error exclude export
@@ -160,7 +160,7 @@ BACKENDS = {
 }
 CROSS_ENTROPIES = {"native": "native", "te": "te", "linear": "chunked"}
 IMPLEMENTATIONS = {"transformer_engine": "megatron", "local": "megatron-local"}
-# What is read, by how it stands: alone, or before a value.
+# Arguments that are read: flags, and those that take a value.
 FLAGS = set(
     """
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
@@ -200,12 +200,12 @@ VALUES = set(
 )
 
 OPTIMIZERS = {"adam": "adam", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
-# Megatron-FSDP's words for what is split over data-parallel ranks, as levels of ZeRO.
+# Megatron-FSDP's names for what is sharded over data-parallel ranks, as ZeRO stages.
 SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
-# Whether PyTorch's FSDP2 splits weights again after forward, as levels of ZeRO.
+# Whether PyTorch's FSDP2 reshards weights after forward, as ZeRO stages.
 RESHARDING = {"auto": "3", "true": "3", "false": "2"}
 
-# Activations by the flag that chooses them; without one it is GeLU.
+# Activations by their flag; without a flag it is GeLU.
 ACTIVATIONS = {
     "swiglu": "swiglu",
     "squared-relu": "squared_relu",
@@ -215,5 +215,5 @@ ACTIVATIONS = {
 
 SIZES = ("num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads")
 
-# What tells a command that trains.
+# Arguments that mark a training command.
 TELLING = {"micro-batch-size", "seq-length", "tensor-model-parallel-size", *SIZES}

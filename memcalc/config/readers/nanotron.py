@@ -1,4 +1,4 @@
-"""nanotron YAML: ``model``, ``parallelism``, ``tokens`` and what else a run of it needs."""
+"""nanotron YAML: ``model``, ``parallelism``, ``tokens`` and the other sections of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,11 +36,11 @@ MODEL = """
 
 
 def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
-    """What a nanotron file says; ``name`` is what to call its model.
+    """Read a nanotron file; ``name`` is the model's name.
 
     Raises:
-        InputError: A value is of another kind than its key's, or is not modelled.
-        ConfigError: A value is out of its bounds.
+        InputError: A value is of the wrong kind, or is not modelled.
+        ConfigError: A value is out of range.
 
     >>> sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
     >>> model = {"dtype": "bfloat16", "model_config": sizes | {"intermediate_size": 128}}
@@ -61,8 +61,8 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
         return RunSource(settings, tuple(assumed), tuple(unmodelled), accumulation)
     config = keys.section(model, "model_config")
     if config.get("_attn_implementation") == "sdpa":
-        assumed.append("SDPA's flash kernel")
-    assumed.append("implementation megatron (the nearest to nanotron's)")
+        assumed.append("SDPA runs its flash kernel")
+    assumed.append("implementation megatron (the closest to nanotron's)")
     settings["implementation"] = "megatron"
     unmodelled += keys.lines(config, {}, MODEL)
     found = _model(config, name, _vocabulary(model, config, settings, assumed), unmodelled)
@@ -75,7 +75,7 @@ def _zero(content: Mapping[str, Any]) -> list[str]:
 
 
 def _states(content: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]:
-    """The optimizer, whose states data-parallel ranks may split, and the type of gradients."""
+    """The optimizer, what ZeRO shards of it, and the gradient accumulation dtype."""
     said = keys.section(content, "optimizer")
     factory = keys.section(said, "optimizer_factory")
     settings = keys.optimizer(factory.get("name"), unmodelled)
@@ -113,15 +113,15 @@ def _parallel(spread: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any
         settings["recompute"] = "full"
     if spread.get("pp_engine") == "afab":
         unmodelled.append(
-            "pp_engine afab is not modelled: more than counted, for all micro-batches go forward "
-            "before one goes back"
+            "pp_engine afab is not modelled: uses more memory than counted (all forward passes "
+            "run before the first backward pass)"
         )
     if settings["sp"] and not keys.flag(spread, "tp_recompute_allgather", True):
         unmodelled.append(
-            "tp_recompute_allgather false is not modelled: more than counted, for gathered inputs "
-            "are kept"
+            "tp_recompute_allgather false is not modelled: uses more memory than counted "
+            "(gathered inputs are saved)"
         )
-    unmodelled += keys.lines(spread, {"domino": "a micro-batch is counted as one"}, PARALLELISM)
+    unmodelled += keys.lines(spread, {"domino": "micro-batches are counted whole"}, PARALLELISM)
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -131,7 +131,7 @@ def _model(
     sizes = {fact: keys.count(config, key) for fact, key in SIZES.items()}
     for fact, value in sizes.items():
         if value is None:
-            raise InputError(f"no {SIZES[fact]} in model_config")
+            raise InputError(f"model_config needs {SIZES[fact]}")
     fields.whole("layers", sizes["layers"], 100_000)
     if config.get("is_starcoder2_config"):
         raise InputError("is_starcoder2_config is not modelled")
@@ -168,10 +168,12 @@ def _experts(moe: Mapping[str, Any], layers: int, unmodelled: list[str]) -> dict
     if not keys.flag(moe, "enable_shared_expert"):
         shared = None
     elif shared is None:
-        unmodelled.append("moe_config has a shared expert without a width: it is not counted")
+        unmodelled.append(
+            "moe_config enables a shared expert but gives no width: it is not counted"
+        )
     listed = moe.get("layers", [-1])
     if not isinstance(listed, list) or not all(type(each) is int for each in listed):
-        raise InputError("layers of moe_config must be a list of whole numbers")
+        raise InputError("moe_config layers must be a list of whole numbers")
     pattern = None if -1 in listed else tuple(int(layer in listed) for layer in range(layers))
     return {
         "experts": experts,
@@ -194,7 +196,7 @@ def _vocabulary(
     multiple = keys.count(model, "make_vocab_size_divisible_by")
     each: int = (1 if multiple is None else multiple) * settings.get("tp", 1)
     if each < 1:
-        raise ConfigError(f"a vocabulary is not padded to a multiple of {each}")
+        raise ConfigError(f"make_vocab_size_divisible_by must be at least 1, not {multiple}")
     padded = -(-size // each) * each
     if padded != size:
         assumed.append(f"vocabulary {padded} ({size} padded to a multiple of {each})")

@@ -1,8 +1,8 @@
 """memcalc's own JSON: ``{"memcalc": 1, "model": {...}, "parallel": {...}, "run": {...}}``.
 
 The keys of ``model`` are the fields of ``Model``; those of ``parallel`` and ``run`` are the
-settings of ``Parallel`` and ``Run``, with ``attention`` and ``dropout`` as on the command line. A
-list ``unmodelled`` may say what of the model these fields cannot; each line is a warning.
+settings of ``Parallel`` and ``Run``, with ``attention`` and ``dropout`` as on the command line.
+``unmodelled`` lists what these fields cannot express; each line becomes a warning.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,11 +20,11 @@ _REQUIRED = ("layers", "hidden_size", "heads")
 
 
 def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
-    """What a native file says, with or without a model; ``name`` is used where it gives none.
+    """Read memcalc's own JSON, with or without a model; ``name`` is the model's default name.
 
     Raises:
-        InputError: A key is unknown or missing, or the version is another one.
-        ConfigError: A value is out of its bounds.
+        InputError: A key is unknown or missing, or the version is unsupported.
+        ConfigError: A value is out of range.
 
     >>> model = {"layers": 2, "hidden_size": 64, "heads": 4}
     >>> read({"memcalc": 1, "model": model, "parallel": {"tp": 2}}, "toy").settings
@@ -40,17 +40,17 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     model = _section(content, "model", _MODEL)
     for key in _REQUIRED:
         if key not in model:
-            raise InputError(f"model has no {key!r}")
+            raise InputError(f"model needs {key!r}")
     lines = content.get("unmodelled", [])
     if not isinstance(lines, list) or len(lines) > 100:
-        raise InputError("'unmodelled' must be a list of lines")
+        raise InputError("'unmodelled' must be a list of at most 100 lines of text")
     for line in lines:
         fields.text("unmodelled", line)
     return Source(Model(**{"name": name, **model}), {**parallel, **run}, (), tuple(lines))
 
 
 def _section(content: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:
-    """A section without its nulls, which say nothing."""
+    """A section without its nulls."""
     section = content.get(key, {})
     if not isinstance(section, dict):
         raise InputError(f"{key!r} must be an object")
@@ -62,4 +62,4 @@ def _known(where: str, section: Mapping[str, Any], known: Iterable[str]) -> None
     known = list(known)
     for key in section:
         if key not in known:
-            raise InputError(f"{where} has an unknown key {key[:40]!r}; {nearest(key, known)}")
+            raise InputError(f"{where} has an unknown key {key[:40]!r}; {nearest(key[:40], known)}")

@@ -1,4 +1,4 @@
-"""gpt-neox YAML: keys with dashes or underscores, of a model, of a run, or of both.
+"""gpt-neox YAML: a model, a run, or both, with dashes or underscores in the keys.
 
 Names, defaults and widths are those of ``megatron/neox_arguments`` and ``megatron/model``.
 """
@@ -32,12 +32,12 @@ ACTIVATIONS = {
 PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16", "fp32": "fp32"}
 
 UNMODELLED = {
-    "adapter_config": "adapters' activations are not counted",
-    "cpu_checkpointing": "less is kept on the GPU than counted",
-    "lora": "adapters' activations are not counted",
-    "moe_num_experts": "layers of experts are counted as dense",
-    "partition_activations": "less than counted: kept inputs are split over ranks",
-    "soft_prompt_tuning": "the prompt's tokens are not counted",
+    "adapter_config": "activations of adapters are not counted",
+    "cpu_checkpointing": "uses less GPU memory than counted",
+    "lora": "activations of adapters are not counted",
+    "moe_num_experts": "MoE layers are counted as dense",
+    "partition_activations": "uses less memory than counted (saved inputs are sharded over ranks)",
+    "soft_prompt_tuning": "the prompt tokens are not counted",
     "sparsity_config": "attention is counted as dense",
 }
 USED = """
@@ -71,11 +71,11 @@ MORE_FAMILIES = ("lr_", "mmap_", "profile", "save_", "test_", "train_data", "val
 
 
 def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
-    """What a gpt-neox file says; ``name`` is what to call its model.
+    """Read a gpt-neox file; ``name`` is the model's name.
 
     Raises:
-        InputError: A value is of another kind than its key's, or is not modelled.
-        ConfigError: Two values contradict each other, or one is out of its bounds.
+        InputError: A value is of the wrong kind, or is not modelled.
+        ConfigError: Two values contradict each other, or one is out of range.
 
     >>> sizes = {"num-layers": 2, "hidden-size": 512, "num_attention_heads": 8}
     >>> gated = {"activation": "swiglu", "intermediate_size": 3 * 1024, "model-parallel-size": 2}
@@ -89,7 +89,7 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     unmodelled = _lines(said)
     settings |= keys.sharding(said)
     if settings.get("precision") == "bf16" and "zero" not in settings:
-        settings.setdefault("main_grads", "fp32")  # its DeepSpeed is of before 0.18
+        settings.setdefault("main_grads", "fp32")  # gpt-neox's DeepSpeed is older than 0.18
     settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
     settings |= _recompute(said, unmodelled)
     settings["vocab_multiple"] = _vocab_multiple(said)
@@ -107,7 +107,7 @@ def _underscored(content: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or value == "auto":
             continue
         if said.setdefault(name, value) != value:
-            raise ConfigError(f"{name[:40]!r} stands twice, with two values")
+            raise ConfigError(f"the key {name[:40]!r} is given twice, with two values")
     return said
 
 
@@ -137,8 +137,8 @@ def _recompute(said: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]
     layers = keys.count(said, "checkpoint_num_layers")
     if layers is not None and layers > 1:
         unmodelled.append(
-            f"checkpoint_num_layers {layers} keeps one input for {layers} layers; less is kept "
-            "than counted, which is one for each"
+            f"checkpoint_num_layers {layers} is not modelled: uses less memory than counted (one "
+            "saved input per layer)"
         )
     return {"recompute": "full"}
 
@@ -147,7 +147,9 @@ def _model(said: Mapping[str, Any], name: str, tp: int, assumed: list[str]) -> M
     sizes = {size: keys.count(said, size) for size in SIZES}
     for size, value in sizes.items():
         if value is None or value < 1:
-            raise InputError(f"no {size}" if value is None else f"{size} must be at least 1")
+            raise InputError(
+                f"{size} is missing" if value is None else f"{size} must be at least 1"
+            )
     activation = keys.word(said, "activation", ACTIVATIONS, "gelu")
     layers, hidden, heads = (value or 0 for value in sizes.values())
     attention_bias = keys.flag(said, "use_bias_in_attn_linear", True)
@@ -191,17 +193,19 @@ def _block(said: Mapping[str, Any]) -> str:
 
 
 def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[str]) -> int:
-    """The MLP's width: of a gated one a third of what is written, rounded up.
+    """The MLP's width: for a gated MLP a third of ``intermediate_size``, rounded up.
 
-    gpt-neox shrinks the width of a gated MLP to two thirds, and halves that between the gate and
-    the up projection; its configs state three times the width that they mean. Before the key
-    ``mlp_type`` was removed, a ``llama`` MLP had the width that is written.
+    gpt-neox takes two thirds of the width for a gated MLP, and half of that each for the gate and
+    the up projection: its configs give three times the actual width. In older versions, with the
+    key ``mlp_type``, a ``llama`` MLP has the width that is given.
     """
     written = keys.count(said, "intermediate_size")
     factor = said.get("expansion_factor")
     if written is None and factor is not None:
         if type(factor) not in (int, float) or not 0 < factor < 1000:
-            raise InputError(f"expansion_factor must be a number, not {str(factor)[:40]!r}")
+            raise InputError(
+                f"expansion_factor must be a number from 0 to 1000, not {str(factor)[:40]!r}"
+            )
         written = int(factor * hidden)
     if written is None:
         written = 4 * hidden
@@ -214,7 +218,7 @@ def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[
     if multiple < 1:
         raise ConfigError(f"mlp_multiple_of must be at least 1, not {multiple}")
     width = -(-(2 * written // 3 // 2) // multiple) * multiple
-    assumed.append(f"ffn_size {width} (a third of {written}, as gpt-neox gates its MLP)")
+    assumed.append(f"ffn_size {width} (a third of {written}: gpt-neox's gated MLP)")
     return width
 
 
@@ -233,7 +237,7 @@ def _vocabulary(said: Mapping[str, Any], tp: int, assumed: list[str]) -> int | N
 
 
 def _vocab_multiple(said: Mapping[str, Any]) -> int:
-    """What a vocabulary is padded to a multiple of, on each tensor-parallel rank."""
+    """The multiple that the vocabulary is padded to, per tensor-parallel rank."""
     multiple = keys.count(said, "make_vocab_size_divisible_by")
     return 128 if multiple is None else multiple
 
@@ -241,17 +245,17 @@ def _vocab_multiple(said: Mapping[str, Any]) -> int:
 def _kernels(
     said: Mapping[str, Any], model: Model, assumed: list[str], unmodelled: list[str]
 ) -> dict[str, Any]:
-    """The implementation nearest to gpt-neox's, with the attention that the file has."""
-    assumed.append("implementation megatron-local (the nearest to gpt-neox's)")
+    """The implementation closest to gpt-neox's, with the file's attention."""
+    assumed.append("implementation megatron-local (the closest to gpt-neox's)")
     kinds = _attentions(said.get("attention_config", [[["global"], 1]]))
     if model.gated:
         unmodelled.append(
-            "gpt-neox's gated activation is not modelled: more than counted, for several "
-            "operations keep what one kernel does not"
+            "gpt-neox's gated activation is not modelled: uses more memory than counted (it is "
+            "not one fused kernel)"
         )
     if len(kinds) > 1 or not kinds <= {"flash", "global"}:
         names = ", ".join(sorted(shown(kind) for kind in kinds))
-        unmodelled.append(f"attention_config is not modelled: {names} is counted as unfused")
+        unmodelled.append(f"attention_config {names} is not modelled: counted as unfused attention")
     attention = "flash" if kinds == {"flash"} else "unfused"
     return {"implementation": "megatron-local", "attention": attention}
 
@@ -263,7 +267,7 @@ def _attentions(config: Any) -> set[str]:
         names = group[0] if isinstance(group, list) and group else group
         kinds |= {str(each) for each in (names if isinstance(names, list) else [names])}
     if not kinds:
-        raise InputError("attention_config must be written as [[['flash'], 80]]")
+        raise InputError("attention_config must be a list such as [[['flash'], 80]]")
     return kinds
 
 
@@ -272,6 +276,6 @@ def _lines(said: Mapping[str, Any]) -> list[str]:
     known = [key for key in set_ if key.startswith((*FAMILIES, *MORE_FAMILIES))]
     zero = keys.section(said, "zero_optimization")
     if keys.count(said, "pipe_parallel_size"):
-        zero.pop("overlap_comm", None)  # DeepSpeed turns it off in a pipeline
+        zero.pop("overlap_comm", None)  # DeepSpeed disables it in a pipeline
     more = deepspeed.lines({**said, "zero_optimization": zero})
     return keys.lines(set_, UNMODELLED, (*USED, *SIZES, *HARMLESS, *known)) + more

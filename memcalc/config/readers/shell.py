@@ -1,9 +1,9 @@
-"""Shell scripts, read and never run: the words that their commands would be given.
+"""Shell scripts, read and never run: the arguments that each command would receive.
 
-Assignments, arrays, quotes, line continuations, ``${X:-default}`` and whole-number arithmetic are
-followed, and ``if`` where its test can be told. What only a running shell knows (positional
+Assignments, arrays, quotes, line continuations, ``${X:-default}`` and integer arithmetic are
+evaluated, and ``if`` where its test can be decided. What only a running shell knows (positional
 parameters, the environment, command substitutions, loops) stays open: it is marked by name in the
-words, and ``opened`` names it.
+words, and ``opened`` returns the names.
 """
 
 import re
@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from memcalc.errors import InputError
 
-MAX_EXPANDED = 2**20  # characters that all expansions of a script may give together
-MAX_NESTED = 20  # expansions within defaults of expansions
-MAX_WORDS = 100_000
+MAX_CHARACTERS = 2**18  # launch scripts have some thousands
+MAX_EXPANDED = 2**20  # characters of all expansions of a script together
+MAX_NESTED = 20  # levels of expansions within defaults of expansions, and of arrays
+MAX_WORDS = 20_000
 
-_SPACE = "\1"  # a space in the name of what is open, where words are split at spaces
+_SPACE = "\1"  # stands for a space in an open name, since words are split at spaces
 _PLAIN = re.compile(r"[^\s\\'\"`$;&|<>()]+")
 _PLAIN_QUOTED = re.compile(r'[^"\\$`]+')
 _MARKS = re.compile(r"[\\'\"`(){}]|\$[({]")
@@ -27,14 +28,14 @@ _OPERATOR = re.compile(r"&&|\|\||;;&?|[;&|()]")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _BRACED = re.compile(
-    r"([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(\[[@*0-9]+\])?(?:(:?[-=+?])(.*))?", re.DOTALL
+    r"([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(\[(?:[@*]|[0-9]{1,6})\])?(?:(:?[-=+?])(.*))?", re.DOTALL
 )
 _DECLARING = ("export", "local", "declare", "readonly", "typeset")
 _LOOPS = ("for", "while", "until", "select", "case")
 
 
 class Part(NamedTuple):
-    """A piece of a word: text as it stands, or an expansion of the shell's."""
+    """A piece of a word: literal text, or an expansion."""
 
     kind: str  # text, variable, command or arithmetic
     body: str
@@ -54,11 +55,11 @@ class Array(NamedTuple):
 
 @dataclass
 class Script:
-    """What a script's commands are given.
+    """The commands and variables of a script.
 
     Attributes:
-        commands: The words of each command, and whether it is known to run.
-        variables: What variables hold at the end.
+        commands: For each command, whether it certainly runs, and its words.
+        variables: The values of the variables at the end.
     """
 
     commands: list[tuple[bool, list[str]]] = field(default_factory=list)
@@ -66,10 +67,11 @@ class Script:
 
 
 def read(text: str) -> Script:
-    r"""The commands of a script, with what they are given.
+    r"""Read the commands of a script, with their words expanded.
 
     Raises:
-        InputError: A quote or a bracket is not closed, or expansions grow beyond bounds.
+        InputError: A quote or a bracket is not closed, or the script or its expansions are too
+            large.
 
     >>> script = read('N=8\nARGS=(--layers ${L:-12} --tp $N)\ntorchrun x.py "${ARGS[@]}"')
     >>> script.commands
@@ -77,34 +79,36 @@ def read(text: str) -> Script:
     >>> [opened(word) for word in read('run --size $1 --date $(date)').commands[0][1]]
     [[], [], ['$1'], [], ['$(date)']]
     """
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"a script of more than {MAX_CHARACTERS} characters is not read")
     return _Reader().read(text.replace("\r\n", "\n"))
 
 
 def unknown(name: str) -> str:
-    """A value that only a running shell knows, as it stands in a word."""
+    """The mark, within a word, of a value that only a running shell knows."""
     return f"\0{shown(name).replace(' ', _SPACE)}\0"
 
 
 def shown(text: str) -> str:
-    """A text as a message shows it: one line of a few words, with what is open by its name."""
+    """A text as a message shows it: the start, on one line, with open values by their names."""
     text = text[:40].replace("\0", "").replace(_SPACE, " ")
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def opened(word: str) -> list[str]:
-    """The names of what a word leaves open."""
+    """The names of a word's open values."""
     return word.replace(_SPACE, " ").split("\0")[1::2]
 
 
 class _Lexer:
-    """Text into words, array assignments and operators, in order."""
+    """Splits text into words, array assignments and operators, in order."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
         self.count = 0
-        self.arrays = 0  # that are open
-        self.here: list[str] = []  # delimiters of here-documents that begin on the next line
+        self.arrays = 0  # how many are open
+        self.here: list[str] = []  # delimiters of the here-documents that start on the next line
 
     def tokens(self) -> Iterator[Word | Array | str]:
         while self.at < len(self.text):
@@ -143,7 +147,7 @@ class _Lexer:
         begin = self.at
         self.count += 1
         if self.count > MAX_WORDS:
-            raise InputError(f"a script of more than {MAX_WORDS} words")
+            raise InputError(f"a script of more than {MAX_WORDS} words is not read")
         word: Word = []
         while self.at < len(self.text):
             first = self.text[self.at]
@@ -234,7 +238,7 @@ class _Lexer:
         return Part("text", "$", quoted)
 
     def _closing(self, begin: int, closer: str) -> int:
-        """Where a bracket that was opened before ``begin`` is closed."""
+        """The position after the bracket that closes one opened before ``begin``."""
         awaited, at = [closer], begin
         while match := _MARKS.search(self.text, at):
             at, mark = match.end(), match[0]
@@ -267,9 +271,11 @@ class _Lexer:
 
     def _skip_here_documents(self) -> None:
         for delimiter in self.here:
-            end = re.compile(rf"^\t*{re.escape(delimiter)}$", re.MULTILINE)
-            match = end.search(self.text, self.at)
-            self.at = match.end() if match else len(self.text)
+            ended = False
+            while not ended and self.at < len(self.text):
+                end = self._until("\n", self.at)
+                ended = self.text[self.at : end].lstrip("\t") == delimiter
+                self.at = end + 1
         self.here.clear()
 
     def _until(self, mark: str, begin: int) -> int:
@@ -283,16 +289,16 @@ class _Lexer:
 
 @dataclass
 class _If:
-    """An ``if`` or a loop that is being read. Each state is true, false, or None: not known."""
+    """An ``if`` or a loop being read. Each state is true, false, or None where it is unknown."""
 
-    outside: bool | None
-    tested: bool | None = None  # what the test that was read last gives
-    taken: bool | None = False  # whether an earlier branch is the one
+    outside: bool | None  # whether the block itself runs
+    tested: bool | None = None  # the result of the last test
+    taken: bool | None = False  # whether an earlier branch runs
     testing: bool = True
 
 
 class _Reader:
-    """Follows a script's assignments and collects what its commands are given."""
+    """Follows a script's assignments and collects its commands."""
 
     def __init__(self) -> None:
         self.script = Script()
@@ -319,7 +325,7 @@ class _Reader:
         return self.script
 
     def _command(self, words: list[Word | Array], link: str, before: bool | None) -> bool | None:
-        """Read one command; what it gives, as far as it can be told."""
+        """Read one command, and return its result where that is known."""
         words = self._keywords(words)
         testing = bool(self.blocks) and self.blocks[-1].testing
         if not words:
@@ -337,13 +343,13 @@ class _Reader:
         return result
 
     def _keywords(self, words: list[Word | Array]) -> list[Word | Array]:
-        """The words after the keywords that begin them."""
+        """The words after leading keywords."""
         for index, word in enumerate(words):
             keyword = _bare(word)
             if keyword not in _KEYWORDS:
                 return words[index:]
             _KEYWORDS[keyword](self)
-            if keyword in _LOOPS:  # what stands after it is no command
+            if keyword in _LOOPS:  # its words are not a command
                 return []
         return []
 
@@ -426,11 +432,11 @@ class _Reader:
             self.arrays.add(name)
 
     def _fields(self, word: Word | Array) -> list[str]:
-        """The words that a word becomes: unquoted expansions are split at spaces."""
+        """The words that a word expands to: unquoted expansions are split at spaces."""
         if isinstance(word, Array):
             return []
         fields: list[str] = []
-        current: list[str] = []  # pieces of the field that is being read
+        current: list[str] = []  # pieces of the field being read
         begun = False  # a quoted empty text is a field too
         for part in word:
             if part.kind == "variable" and part.quoted and part.body.endswith("[@]"):
@@ -459,7 +465,7 @@ class _Reader:
         return values
 
     def _value(self, part: Part, nested: int = 0) -> str:
-        """What a part gives, as one text."""
+        """The text that a part expands to."""
         if part.kind == "text":
             return part.body
         if part.kind == "command":
@@ -492,7 +498,7 @@ class _Reader:
         return values[at] if at < len(values) else ""
 
     def _default(self, text: str, nested: int) -> str:
-        """What stands after ``:-``: quotes and expansions, with spaces as they stand."""
+        """Expand what follows ``:-``: quotes and expansions, with spaces kept."""
         parts = []
         lexer = _Lexer(text)
         while lexer.at < len(text):
@@ -518,7 +524,9 @@ class _Reader:
     def _spend(self, characters: int) -> None:
         self.spent += characters
         if self.spent > MAX_EXPANDED:
-            raise InputError(f"its variables expand to more than {MAX_EXPANDED} characters")
+            raise InputError(
+                f"the script's variables expand to more than {MAX_EXPANDED} characters"
+            )
 
 
 _KEYWORDS: dict[str | None, Callable[[_Reader], None]] = {
@@ -538,7 +546,7 @@ _KEYWORDS: dict[str | None, Callable[[_Reader], None]] = {
 
 
 def _bare(word: Word | Array) -> str | None:
-    """A word that is one unquoted text, as a keyword is."""
+    """The text of a word that is one unquoted text, as keywords are; None for others."""
     if isinstance(word, list) and len(word) == 1 and word[0].kind == "text" and not word[0].quoted:
         return word[0].body
     return None
@@ -563,7 +571,7 @@ def _not(one: bool | None) -> bool | None:
 
 
 def _test(words: list[str]) -> bool | None:
-    """What ``[ ... ]`` gives, where its words tell it.
+    """The result of ``[ ... ]``, or None where it is unknown.
 
     >>> _test(["[", "fp8", "=", "bf16", "]"]), _test(["[", "-f", "x", "]"])
     (False, None)
@@ -608,7 +616,7 @@ def _number(text: str) -> bool:
 
 
 def _whole(text: str) -> int | None:
-    """The value of whole-number arithmetic; None if it is anything else.
+    """The value of integer arithmetic, or None for anything else.
 
     >>> _whole("8 * (2 + 2)"), _whole("2 ** 99999"), _whole("1 / 0")
     (32, None, None)

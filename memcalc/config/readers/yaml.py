@@ -1,7 +1,7 @@
-"""YAML as launch files write it: plain values only, bounded, and nothing evaluated.
+"""YAML of launch files: plain values only, bounded, and nothing evaluated.
 
-PyYAML's safe loader finds the events; the values are made here, so that no tag can ask for more
-than a text, a number, a truth or a null. Anchors are refused, for no launch file needs them.
+PyYAML's safe loader finds the events, and this module makes the values: only text, numbers, true,
+false and null, whatever a tag asks for. Anchors are refused: no launch file needs them.
 """
 
 import re
@@ -10,24 +10,24 @@ from typing import Any
 
 from memcalc.errors import InputError
 
-MAX_CHARACTERS = 2**20  # the loader takes seconds for each of more
-MAX_VALUES = 100_000
+MAX_CHARACTERS = 2**18  # PyYAML takes seconds per 2**20; launch files have some thousands
+MAX_VALUES = 20_000
 
 
 def parse(text: str, where: str, levels: int) -> Any:
-    """The value that a YAML document holds, nested at most so many levels deep.
+    """Parse a YAML document that is nested at most so many levels deep.
 
-    A key that stands twice is refused where its values disagree, unless the first is null.
+    A key that is given twice with two values is refused, unless the first one is null.
 
     Raises:
-        InputError: The text is not YAML, or holds more than plain values.
+        InputError: The text is not YAML, or has anchors, or is too large.
 
     >>> parse("{'a': [1, 1.0e-3, True,], 'b': null, 'b': 2-3}", "x.yml", 32)
     {'a': [1, 0.001, True], 'b': '2-3'}
     """
     if len(text) > MAX_CHARACTERS:
-        raise InputError(f"{where}: YAML of more than {MAX_CHARACTERS} characters")
-    yaml: Any = import_module("yaml")  # at start-up nobody needs it
+        raise InputError(f"{where}: YAML of more than {MAX_CHARACTERS} characters is not read")
+    yaml: Any = import_module("yaml")  # not needed at start-up
     try:
         return _Document(yaml, text, levels).read()
     except _RefusedError as error:
@@ -40,7 +40,7 @@ def parse(text: str, where: str, levels: int) -> Any:
 
 
 class _RefusedError(ValueError):
-    """What is YAML, and not taken."""
+    """Valid YAML that memcalc does not accept."""
 
 
 class _Document:
@@ -68,9 +68,9 @@ class _Document:
         event = self.loader.get_event()
         self.values += 1
         if self.values > MAX_VALUES:
-            raise _RefusedError(f"more than {MAX_VALUES} values")
+            raise _RefusedError(f"YAML of more than {MAX_VALUES} values is not read")
         if isinstance(event, self.yaml.AliasEvent) or event.anchor is not None:
-            raise _RefusedError(f"anchors are not taken (line {event.start_mark.line + 1})")
+            raise _RefusedError(f"YAML anchors are not accepted (line {event.start_mark.line + 1})")
         if isinstance(event, self.yaml.ScalarEvent):
             return self._scalar(event)
         if levels == 0:
@@ -92,7 +92,7 @@ class _Document:
             key = str(self._value(levels))
             value = self._value(levels)
             if found.get(key) is not None and found[key] != value:
-                raise _RefusedError(f"the key {key[:40]!r} stands twice, with two values")
+                raise _RefusedError(f"the key {key[:40]!r} is given twice, with two values")
             found[key] = value
         self.loader.get_event()
         return found
@@ -105,7 +105,7 @@ class _Document:
 
 
 def _made(kind: str, text: str) -> Any:
-    """A plain text as what it stands for; as itself where that is another text."""
+    """The value of a plain scalar, given the kind that YAML resolves it to."""
     if kind == "null":
         return None
     if kind == "bool":
