@@ -1,6 +1,6 @@
-"""Recurrent networks in symbols: what they keep over time, and what fits on a chip, solved for.
+"""Closed forms of recurrent networks: what they keep over time, and what fits on a chip.
 
-Nothing is typed in: the cells run on symbols, and sympy solves what they sum up to.
+No formula is typed in: the cells run on symbols, and sympy solves for what is asked.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,13 +19,13 @@ LETTERS = {
     "h": "hidden size",
     "i": "input size",
     "k": "steps between checkpoints",
-    "u": "usable share of the registers",
-    "M": "multiprocessors",
-    "R": "register bytes of each",
-    "S": "shared memory bytes of each",
+    "u": "share of the registers that weights may fill",
+    "M": "SMs",
+    "R": "register bytes per SM",
+    "S": "shared memory bytes per SM",
     "D": "density",
-    "B": "bytes of a stored weight with its index",
-    "w": "bytes of an element of a state on chip",
+    "B": "bytes per stored weight, with its index",
+    "w": "bytes per element of a hidden state on chip",
 }
 s, b, h, i, k, u, M, R, S, D, B, w = (sympy.Symbol(x, positive=True) for x in LETTERS)
 
@@ -35,7 +35,7 @@ Step = tuple[str, Any]
 def steps(config: Recurrent) -> list[tuple[str, Plain]]:
     """Every closed form, by its name.
 
-    >>> dict(steps(Recurrent()))["k of the least peak"]
+    >>> dict(steps(Recurrent()))["k with the least peak"]
     Formula(sqrt(s))
     """
     return [(name, Plain(value)) for name, value in (*over_time(config), *on_chip(config))]
@@ -54,28 +54,28 @@ def legend(forms: Iterable[tuple[str, Plain]]) -> str:
 def over_time(config: Recurrent) -> Iterator[Step]:
     """What all layers keep over s steps, the k with the least peak, parameters and FLOPs.
 
-    >>> dict(over_time(Recurrent(cell="lstm", precision="fp16")))["kept by each further step"]
+    >>> dict(over_time(Recurrent(cell="lstm", precision="fp16")))["kept per later step"]
     16*b*h
     """
     sizes = _sizes(config)
     costs = recurrent.costs(config, sizes)
     peak = costs.even_peak(s, k)
     (best,) = sympy.solve(sympy.diff(peak, k), k)
-    yield "kept by each further step", _plain(costs.input + costs.step)
+    yield "kept per later step", _plain(costs.input + costs.step)
     yield "kept over s steps", _plain(costs.whole(s))
-    yield "kept with checkpoints every k steps", _plain(costs.checkpointed(s, s / k))
-    yield "peak in backward with these", _plain(peak)
-    yield "k of the least peak", _root(best)
+    yield "kept with a checkpoint every k steps", _plain(costs.checkpointed(s, s / k))
+    yield "peak of backward with these", _plain(peak)
+    yield "k with the least peak", _root(best)
     yield "least peak", _plain(peak.subs(k, best))
     yield "parameters", _plain(recurrent.parameters(config, sizes))
     yield (
-        "forward FLOPs, which checkpoints add once more",
+        "forward FLOPs, run twice with checkpoints",
         _plain(recurrent.forward_flops(config, s, sizes)),
     )
 
 
 def on_chip(config: Recurrent) -> Iterator[Step]:
-    """What fits on a chip, solved for the hidden size, the density and the share of registers.
+    """What fits on a chip, solved for hidden size, density and share of registers.
 
     >>> dict(on_chip(Recurrent(cell="gru")))["largest hidden size"]
     sqrt(M*R*u/(3*B*D))
@@ -84,12 +84,15 @@ def on_chip(config: Recurrent) -> Iterator[Step]:
     on_each = needed(weights, Storage(D, B), M)
     of_states = states(config, h, w, b)
     yield "recurrent weights", weights
-    yield "their bytes on each multiprocessor", on_each
+    yield "their bytes per SM", on_each
     yield "largest hidden size", _solved(on_each - u * R, h)
     yield "largest density", _solved(on_each - u * R, D)
     yield "share of registers needed", _solved(on_each - u * R, u)
-    yield "largest hidden size with shared memory", _solved(on_each + of_states - u * R - S, h)
-    yield "largest hidden size whose states fit", _solved(of_states - S, h)
+    yield (
+        "largest hidden size, registers and shared memory",
+        _solved(on_each + of_states - u * R - S, h),
+    )
+    yield "largest hidden size whose hidden states fit", _solved(of_states - S, h)
 
 
 def _sizes(config: Recurrent) -> dict[str, Any]:
@@ -97,12 +100,12 @@ def _sizes(config: Recurrent) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A sum in which what every term has stands in front."""
+    """A sum with its common factors in front."""
     return sympy.factor_terms(sympy.expand(value))
 
 
 def _solved(zero: Any, letter: Any) -> Any:
-    """The one positive value of a letter at which an expression is zero."""
+    """The positive value of a letter at which an expression is zero."""
     found = sympy.solve(zero, letter)
     (value,) = (each for each in found if each.subs(dict.fromkeys(each.free_symbols, 1)) > 0)
     return _root(value)

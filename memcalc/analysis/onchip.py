@@ -1,8 +1,8 @@
-"""On chip: whether recurrent weights, pruned or not, stay in a GPU over all time steps.
+"""On chip: whether recurrent weights, dense or pruned, stay in a GPU over all time steps.
 
-A persistent kernel holds them in its multiprocessors' registers (Diamos et al. 2016), pruned ones
-as pairs of value and index (Zhu et al. 2018). Here weights spread evenly over multiprocessors,
-which is a bound: whole rows on each need a little more. Times are rooflines, bounds from below.
+A persistent kernel keeps them in the registers of the streaming multiprocessors (SMs; Diamos et al.
+2016), pruned ones as pairs of value and index (Zhu et al. 2018). Here weights are spread evenly
+over SMs, which is a bound: whole rows per SM need a little more. Times are rooflines: lower bounds.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ from memcalc.errors import UsageError
 from memcalc.graph.mesh import Size, elements
 
 REGISTERS, SHARED, MEMORY = "registers", "shared", "memory"
-MOST = 2**25  # no hidden size above it is looked for; the sparsest and narrowest fit below it
+MOST = 2**25  # the search for a hidden size ends here; no GPU holds a larger one
 
 
 class Storage(NamedTuple):
     """How recurrent weights are stored.
 
     Attributes:
-        density: The share of them that is stored.
-        value_bytes: Bytes of one.
-        index_bytes: Bytes of its index; dense ones have none.
+        density: Share of the weights that is stored.
+        value_bytes: Bytes per stored weight.
+        index_bytes: Bytes per index; dense weights have none.
     """
 
     density: Size
@@ -34,7 +34,7 @@ class Storage(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What is stored, with the bytes of a value and, of a pair, of its index.
+        """Density, and bytes per value and index.
 
         >>> Storage(Fraction(1, 10), Fraction(2), Fraction(2)).label
         '10% 2+2'
@@ -46,7 +46,7 @@ class Storage(NamedTuple):
         return f"{stored} {float(self.value_bytes):g}{index}"
 
     def bytes(self, weights: Size) -> Size:
-        """Bytes of so many weights, before they are pruned.
+        """Bytes of a number of weights, counted before pruning.
 
         >>> float(Storage(Fraction(3, 10), Fraction(4), Fraction(4)).bytes(2304**2))
         12740198.4
@@ -55,16 +55,16 @@ class Storage(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """What of a GPU a persistent kernel has.
+    """The part of a GPU that a persistent kernel uses.
 
     Attributes:
-        sms: Its multiprocessors.
-        register_bytes: Registers of each that weights may fill.
-        shared_bytes: Shared memory of each.
-        flops: FLOP/s of these multiprocessors.
-        memory_bandwidth: Bytes a second from memory.
-        l2_bytes: The L2 cache.
-        l2_bandwidth: Bytes a second from it, or None.
+        sms: SMs.
+        register_bytes: Registers per SM that weights may fill.
+        shared_bytes: Shared memory per SM.
+        flops: FLOP/s of these SMs.
+        memory_bandwidth: Bytes per second from memory.
+        l2_bytes: L2 cache.
+        l2_bandwidth: Bytes per second from L2, or None.
     """
 
     sms: int
@@ -77,11 +77,11 @@ class Chip(NamedTuple):
 
     @classmethod
     def of(cls, gpu: Gpu, options: OnChip) -> "Chip":
-        """The part of a GPU that options leave.
+        """The part of a GPU that options allow.
 
         Raises:
-            UsageError: The GPU has not as many multiprocessors, or not as much shared memory, or
-                nobody states what it has.
+            UsageError: The GPU has fewer SMs or less shared memory, or the catalogue does not know
+                what it has.
         """
         if lacking := missing(gpu):
             raise UsageError(f"rnn needs of {gpu.name} what is not known: {', '.join(lacking)}")
@@ -93,11 +93,11 @@ class Chip(NamedTuple):
         sms = options.sms or gpu.sms
         shared = options.shared_bytes or gpu.shared_bytes
         if sms > gpu.sms:
-            raise UsageError(f"{gpu.name} has {gpu.sms} multiprocessors, not {sms}")
+            raise UsageError(f"--sms {sms} is more than the {gpu.sms} SMs of {gpu.name}")
         if shared > gpu.shared_bytes:
             raise UsageError(
-                f"{gpu.name} has {gpu.shared_bytes} bytes of shared memory on a multiprocessor, "
-                f"not {shared}"
+                f"--shared-bytes {shared} is more than the {gpu.shared_bytes} bytes per SM of "
+                f"{gpu.name}"
             )
         peak = exact(options.peak_flops) if options.peak_flops else Fraction(gpu.fp32_flops)
         return cls(
@@ -111,7 +111,7 @@ class Chip(NamedTuple):
         )
 
     def from_memory(self, read: Fraction) -> Fraction:
-        """Of bytes that every step reads, those that come from memory: none that L2 can hold."""
+        """Of the bytes that every step reads, those from memory: none if L2 holds them all."""
         return read if read > self.l2_bytes else Fraction(0)
 
 
@@ -133,25 +133,26 @@ def missing(gpu: Gpu) -> list[str]:
 
 
 class Fit(NamedTuple):
-    """How one storage of a network's recurrent weights stands to a chip.
+    """How the recurrent weights of a network fit on a chip, in one storage.
 
     Attributes:
         weight_bytes: Bytes of all recurrent weights.
-        weight_bytes_per_sm: The even share of them of one multiprocessor.
-        state_bytes_per_sm: Bytes of the states that each multiprocessor holds whole.
+        weight_bytes_per_sm: Bytes of weights per SM, evenly spread.
+        state_bytes_per_sm: Bytes of hidden states per SM; every SM keeps all of them.
         states_fit: Whether these fit in shared memory.
-        resident_in: Where the weights stay: in ``registers``, in these and ``shared`` memory, or in
-            ``memory``, from which every step then reads them.
+        resident_in: Where the weights stay: ``registers``, registers and ``shared`` memory, or
+            ``memory``, from which every step reads them.
         largest: The largest hidden size whose weights fit in registers.
-        largest_with_shared: The same with the shared memory that the states leave.
-        largest_states: The largest hidden size whose states fit in shared memory; None if any does.
-        flops: FLOPs of a step, of the weights that are stored.
-        memory_bytes: Weights that a step reads from memory: none that stay, or that L2 holds.
-        l2_traffic_bytes: What a step moves through L2: every multiprocessor reads all states, which
-            are written once.
-        resident_seconds: A bound of a step whose weights stay on chip; None where they do not.
-        streamed_seconds: A bound of a step that reads its weights, from memory or, where they fit,
-            from L2.
+        largest_with_shared: The same with the shared memory that hidden states leave free.
+        largest_states: The largest hidden size whose hidden states fit in shared memory; None if
+            they are not kept there.
+        flops: FLOPs per step, of the stored weights.
+        memory_bytes: Bytes of weights read from memory per step: 0 if they stay on chip or in L2.
+        l2_traffic_bytes: Bytes through L2 per step: every SM reads all hidden states, which are
+            written once.
+        resident_seconds: Lower bound of a step whose weights stay on chip; None if they do not.
+        streamed_seconds: Lower bound of a step that reads its weights from memory, or from L2 if
+            they fit there.
     """
 
     weight_bytes: Fraction
@@ -175,7 +176,7 @@ def exact(value: float) -> Fraction:
 
 
 def storages(options: OnChip) -> list[Storage]:
-    """A dense storage, and a sparse one for each density and pair of widths."""
+    """A dense storage, and a pruned one per density and pair of widths."""
     dense = Storage(Fraction(1), exact(options.value_bytes or 4))
     return [
         dense,
@@ -188,7 +189,7 @@ def storages(options: OnChip) -> list[Storage]:
 
 
 def recurrent_weights(config: Recurrent, sizes: Mapping[str, Size] | None = None) -> Size:
-    """The weights that every step multiplies a state with, of all layers, without biases.
+    """The number of weights that multiply hidden states, of all layers, without biases.
 
     >>> recurrent_weights(Recurrent(cell="lstm", hidden_size=1000)) == 4 * 1000**2
     True
@@ -202,17 +203,17 @@ def recurrent_weights(config: Recurrent, sizes: Mapping[str, Size] | None = None
 
 
 def needed(weights: Size, storage: Storage, sms: Size) -> Size:
-    """Bytes of weights on each multiprocessor."""
+    """Bytes of weights per SM."""
     return storage.bytes(weights) / sms
 
 
 def states(config: Recurrent, hidden: Size, width: Size, batch: Size | None = None) -> Size:
-    """Bytes of the states (b, h) of all layers, that every multiprocessor reads."""
+    """Bytes of the hidden states (b, h) of all layers, which every SM reads."""
     return config.layers * hidden * (config.batch_size if batch is None else batch) * width
 
 
 def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit:
-    """How a storage of a network's recurrent weights stands to a chip.
+    """How the recurrent weights of a network fit on a chip, in one storage.
 
     >>> from memcalc.config.gpus import gpu
     >>> options = OnChip(densities=(0.3,))
@@ -223,7 +224,7 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
     >>> fit(config, chip, dense, options).largest
     1915
     """
-    of_one = recurrent_weights(config, {"b": 1, "h": 1, "i": 1})  # of h they are h^2 times it
+    of_one = recurrent_weights(config, {"b": 1, "h": 1, "i": 1})  # they grow with h^2
     width = exact(options.activation_bytes)
 
     def in_registers(h: int) -> bool:
@@ -262,10 +263,9 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
 
 
 def step_seconds(chip: Chip, flops: Fraction, l2_bytes: Fraction, read: Fraction) -> Fraction:
-    """The roofline of a step: the longest of its products, its traffic through L2 and from memory.
+    """The roofline of a step: the longest of its GEMMs, its L2 traffic and its memory traffic.
 
-    Weights that are read and fit in L2 are read from there; what L2 gives a second is not always
-    known, and then bounds nothing.
+    Weights that fit in L2 are read from there. An unknown L2 bandwidth is no limit.
     """
     times = [flops / chip.flops, chip.from_memory(read) / chip.memory_bandwidth]
     if chip.l2_bandwidth is not None:
@@ -274,7 +274,7 @@ def step_seconds(chip: Chip, flops: Fraction, l2_bytes: Fraction, read: Fraction
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """The largest size up to ``MOST`` that fits, where all smaller ones do; 0 if none does.
+    """The largest size up to ``MOST`` that fits, if all smaller ones fit too; 0 if none does.
 
     >>> largest(lambda h: h * h <= 10**6)
     1000

@@ -1,7 +1,7 @@
 """Backpropagation through time: what a recurrent network keeps, with and without checkpoints.
 
-Every further step keeps as much as the one before, so that what one and two steps keep gives any
-number of them, in numbers or symbols.
+Every later step keeps as much as the one before. What one step and two steps keep therefore gives
+what any number of steps keeps, in numbers or symbols.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ class Costs(NamedTuple):
     """Bytes that time steps keep, of all layers.
 
     Attributes:
-        input: Of a step's input.
-        first: Of a first step, with the states that it starts from and without its input.
-        step: Of every further one, without its input.
-        state: Of a checkpoint: the states that a segment starts from.
+        input: Bytes of one step's input.
+        first: Bytes of the first step, with the states that it starts from, without its input.
+        step: Bytes of every later step, without its input.
+        state: Bytes of a checkpoint: the states that a segment starts from.
     """
 
     input: Size
@@ -34,22 +34,22 @@ class Costs(NamedTuple):
     state: Size
 
     def segment(self, steps: Size) -> Size:
-        """What some steps keep, without their inputs."""
+        """What consecutive steps keep, without their inputs."""
         return self.first + (steps - 1) * self.step
 
     def whole(self, steps: Size) -> Size:
-        """What all steps keep, nothing recomputed."""
+        """What all steps keep if nothing is recomputed."""
         return steps * self.input + self.segment(steps)
 
     def checkpointed(self, steps: Size, segments: Size) -> Size:
-        """What is kept after the forward pass of checkpointed segments."""
+        """What checkpointed segments keep after the forward pass."""
         return steps * self.input + segments * self.state
 
     def peak(self, steps: int, every: int) -> int:
-        """The most that backward keeps: the checkpoints, and the steps of one segment made again.
+        """The most that backward keeps: the checkpoints, and one segment recomputed.
 
-        It is while the last segment is made again, unless that is short, and the one before, whose
-        successor's checkpoint is gone, is longer.
+        The peak is in the last segment, or in the one before it if the last is short: by then the
+        checkpoint of the last one is freed.
         """
         segments = -(-steps // every)
         last = self.checkpointed(steps, segments - 1) + self.segment(steps - every * (segments - 1))
@@ -58,11 +58,11 @@ class Costs(NamedTuple):
         return int(max(last, self.checkpointed(steps, segments - 2) + self.segment(every)))
 
     def even_peak(self, steps: Size, every: Size) -> Size:
-        """The same where checkpoints are evenly spaced, in numbers or symbols."""
+        """The same for evenly spaced checkpoints, in numbers or symbols."""
         return self.checkpointed(steps, steps / every - 1) + self.segment(every)
 
     def best(self, steps: int) -> int:
-        """The steps between checkpoints whose peak is least; of several the most, to keep less.
+        """The steps between checkpoints with the least peak; the most of several, to keep less.
 
         >>> vanilla = Costs(0, 2, 1, 1)  # a vanilla cell's, in units of a state
         >>> vanilla.peak(100, 10), vanilla.peak(100, 13)  # 9 + 11, 6 + 14
@@ -74,7 +74,7 @@ class Costs(NamedTuple):
 
 
 def costs(config: Recurrent, sizes: Mapping[str, Size] | None = None) -> Costs:
-    """The bytes of a network's steps; ``sizes`` are those of ``memcalc.blocks.rnn.rnn_graph``.
+    """The bytes that steps keep; ``sizes`` as for ``memcalc.blocks.rnn.rnn_graph``.
 
     >>> costs(Recurrent(cell="lstm", hidden_size=1, batch_size=1))  # 4 gates, tanh, state, memory
     Costs(input=4, first=28, step=28, state=8)
@@ -95,7 +95,7 @@ def costs(config: Recurrent, sizes: Mapping[str, Size] | None = None) -> Costs:
 
 
 def forward_flops(config: Recurrent, steps: Size, sizes: Mapping[str, Size] | None = None) -> Size:
-    """FLOPs of the forward pass, which checkpoints add once more.
+    """FLOPs of the forward pass, which checkpoints run a second time.
 
     >>> forward_flops(Recurrent(hidden_size=8, batch_size=2), 3) == 3 * 2 * 2 * (8 * 8 + 8 * 8)
     True

@@ -1,4 +1,4 @@
-"""``rnn``: recurrent networks, on chip and over time."""
+"""``rnn``: recurrent networks: weights on chip, and training over time."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ from memcalc.lazy import resolve
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 
+MOST_SOURCES = 3  # GPUs whose sources the notes give
 SCOPES = ("onchip", "training", "step", "formula")
 
 
@@ -22,19 +23,20 @@ def rnn(
     scope: str = "onchip",
     every: int | None = None,
 ) -> Report:
-    """A recurrent network: what fits on a chip, what training keeps, or the formulas of both.
+    """A recurrent network: which weights stay on chip, what training keeps, or closed forms.
 
     Args:
         config: The cells; by default the vanilla layer of Zhu et al. 2018's abstract.
-        options: How a persistent kernel holds its weights; only for ``onchip`` is it asked.
-        scope: ``onchip``: a row a GPU and storage of the weights; ``training``: a row a spacing of
-            checkpoints; ``step``: a row a tensor that one step keeps; ``formula``: closed forms.
-        every: For ``training``, steps between checkpoints that get a row beside the best.
+        options: How a persistent kernel stores its weights; for ``onchip`` only.
+        scope: ``onchip``: a row per GPU and storage of the weights; ``training``: a row per
+            spacing of checkpoints; ``step``: a row per tensor that one step keeps; ``formula``:
+            closed forms.
+        every: For ``training``, steps between checkpoints, shown beside the best.
 
     Raises:
-        UsageError: There is no such scope; it needs a sequence length; or a GPU has not what the
-            options ask for.
-        ConfigError: There is no such GPU.
+        UsageError: The scope is unknown or needs a sequence length, or a GPU does not have what
+            the options ask for.
+        ConfigError: A GPU is unknown.
 
     >>> report = rnn(Recurrent(hidden_size=2304), OnChip(gpus=("titan-x",)))
     >>> dict(zip(report.column("storage"), report.column("weights_in")))
@@ -60,23 +62,23 @@ def _on_chip(config: Recurrent, options: OnChip) -> Report:
         (
             Column("gpu", "text"),
             Column("storage", "text"),
-            Column("density_percent", "percent", detail=True),
-            Column("bytes_per_nonzero", "ratio", detail=True),
-            Column("weight_bytes", "bytes"),
-            Column("weight_bytes_per_sm", "bytes", detail=True),
+            Column("density_percent", "percent", detail=2),
+            Column("bytes_per_nonzero", "ratio", detail=2),
+            Column("weight_bytes", "bytes", detail=1),
+            Column("weight_bytes_per_sm", "bytes", detail=2),
             Column("u_percent", "percent"),
             Column("weights_in", "text"),
             Column("largest_hidden", "count"),
-            Column("largest_hidden_with_shared", "count", detail=True),
-            Column("largest_hidden_by_states", "count", detail=True),
-            Column("state_bytes_per_sm", "bytes", detail=True),
-            Column("states_fit", "text", detail=True),
-            Column("step_flops", "flops", detail=True),
-            Column("step_memory_bytes", "bytes", detail=True),
-            Column("step_l2_bytes", "bytes", detail=True),
+            Column("largest_hidden_with_shared", "count", detail=2),
+            Column("largest_hidden_by_states", "count", detail=2),
+            Column("state_bytes_per_sm", "bytes", detail=2),
+            Column("states_fit", "text", detail=2),
+            Column("step_flops", "flops", detail=2),
+            Column("step_memory_bytes", "bytes", detail=2),
+            Column("step_l2_bytes", "bytes", detail=2),
             Column("on_chip_seconds", "seconds"),
             Column("streamed_seconds", "seconds"),
-            Column("speedup_bound", "ratio", detail=True),
+            Column("speedup_bound", "ratio"),
         ),
         tuple(rows),
         {},
@@ -111,46 +113,47 @@ def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tu
 
 
 def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list[str]:
-    """What a table of fits rests on; what was assumed names the option that sets it."""
-    used = f"{options.sms}" if options.sms else "all"
-    width = options.activation_bytes
-    where = (
-        f"each multiprocessor holds the whole states, {width:g} bytes an element, in shared memory"
-        if width
-        else "no state is held in shared memory"
-    )
-    pairs = " and ".join(f"{v:g} + {i:g}" for v, i in options.pairs)
-    guessed = "assumed" if len(options.pairs) > 1 else "as asked"
-    held = "assumed" if width == OnChip().activation_bytes else "as asked"
-    peak = f"{options.peak_flops:g} FLOP/s" if options.peak_flops else "its plain fp32 peak"
-    l2 = (
-        f"L2 gives {options.l2_bandwidth:g} bytes a second (--l2-bandwidth)"
-        if options.l2_bandwidth
-        else "traffic through L2 bounds nothing (vendors do not state it: --l2-bandwidth)"
-    )
-    lines = [
-        f"largest hidden: weights fill a share u = {options.usable:g} of the registers of {used} "
-        "multiprocessors, spread evenly; u = 1 is the bound, and the published dense kernels used "
-        "0.844 to 0.875 (--usable, --sms)",
-        "storage: the density, and the bytes of a value and its index; u percent: the share of "
-        "these registers that the weights need",
-        f"{guessed}: a sparse weight is stored as value + index of {pairs} bytes; the published "
-        "packing could not be seen (--value-bytes, --index-bytes)",
-        f"{held}: {where} (--activation-bytes); weights may fill what is left there (weights in: "
-        "shared)",
-        f"assumed: {_layers(config)} on chip at once (--layers); products with inputs are made "
-        "beforehand",
-        f"seconds: rooflines of a step, bounds from below; products at {peak} of these "
-        f"multiprocessors (--peak-flops), memory at its data sheet's bandwidth, {l2}, grid-wide "
-        f"synchronisation {options.sync_seconds:g} s (--sync)",
-        "streamed: weights are read in every step, from memory or, where they fit, from L2; "
-        "speedup bound: the most that residence gains over a streamed kernel at its own bound",
-    ]
+    """What the columns mean, and each assumption with the option that changes it."""
     usual = OnChip()
+    sms = f"{options.sms} SMs" if options.sms else "all SMs"
+    width = options.activation_bytes
+    states_ = (
+        f"every SM keeps all hidden states in shared memory, {width:g} bytes per element; weights "
+        "may fill the rest of it (weights in: shared)"
+        if width
+        else "hidden states are not in shared memory; weights may fill all of it (weights in: "
+        "shared)"
+    )
+    pairs = " or ".join(f"{value:g} + {index:g}" for value, index in options.pairs)
+    packing = "; the papers do not say how they store it" if len(options.pairs) > 1 else ""
+    peak = f"{options.peak_flops:g} FLOP/s" if options.peak_flops else "the fp32 peak"
+    l2 = (
+        f"L2 at {options.l2_bandwidth:g} bytes per second (--l2-bandwidth)"
+        if options.l2_bandwidth
+        else "L2 as no limit, as vendors do not state its bandwidth (--l2-bandwidth)"
+    )
+    layers = "one layer" if config.layers == 1 else f"{config.layers} layers"
+    lines = [
+        "storage: density, then bytes per value + bytes per index",
+        "u percent: registers that the weights need, of those of " + sms,
+        f"largest hidden: the largest hidden size whose weights fit in u = {options.usable:g} of "
+        f"the registers of {sms}, evenly spread (--usable, --sms); published dense kernels use "
+        "0.844 to 0.875",
+        "seconds: lower bounds per time step, from a roofline; on chip: weights stay in registers "
+        "or shared memory; streamed: every step reads them from memory, or from L2 if they fit "
+        "there",
+        f"roofline: {peak} of {sms} (--peak-flops), memory at the data sheet's bandwidth, {l2}, "
+        f"and {options.sync_seconds:g} s of grid synchronisation (--sync)",
+        "speedup bound: streamed seconds over on-chip seconds",
+        f"{_said(len(options.pairs) == 1)}: a pruned weight takes {pairs} bytes, value + "
+        f"index{packing} (--value-bytes, --index-bytes)",
+        f"{_said(width != usual.activation_bytes)}: {states_} (--activation-bytes)",
+        f"assumed: {layers} on chip at once (--layers); GEMMs with the inputs run beforehand",
+    ]
     published = [
         *(["its layer (h 2304, b 4)"] if config == Recurrent() else []),
         *(["its density of 30 %"] if options.densities == usual.densities else []),
-        *(["a P100, which only its submission names"] if options.gpus == usual.gpus else []),
+        *(["a P100, which its first version names"] if options.gpus == usual.gpus else []),
     ]
     if published:
         lines.append(
@@ -158,31 +161,33 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
             "--batch-size, --density, --gpu)"
         )
     lines += _states_note(config, options, found)
-    return lines + [f"{each.name}: {each.chip_source}" for each in found]
+    if len(found) > MOST_SOURCES:
+        return [*lines, "sources of what is on each chip: `memcalc gpus --format json`"]
+    return lines + [f"source of {each.name}: {each.chip_source}" for each in found]
+
+
+def _said(asked: bool) -> str:
+    return "as asked" if asked else "assumed"
 
 
 def _states_note(config: Recurrent, options: OnChip, found: list[Gpu]) -> list[str]:
-    """The GPUs whose shared memory does not hold the states."""
+    """The GPUs whose shared memory does not hold the hidden states."""
     size = states(config, config.hidden_size, exact(options.activation_bytes))
     small = [each.name for each in found if size > Chip.of(each, options).shared_bytes]
     if not small:
         return []
     return [
-        f"does not fit: the states ({format_bytes(round(size))}) exceed the shared memory of a "
-        f"multiprocessor of {', '.join(small)}; a kernel would have to split them"
+        f"does not fit: hidden states ({format_bytes(round(size))}) exceed the shared memory of "
+        f"an SM of {', '.join(small)}; a kernel would have to split them over SMs"
     ]
-
-
-def _layers(config: Recurrent) -> str:
-    return "one layer is" if config.layers == 1 else f"all {config.layers} layers are"
 
 
 def _training(config: Recurrent, every: int | None) -> Report:
     steps = config.seq_length
     if steps is None:
-        raise UsageError("the scope training needs a sequence length (-s)")
+        raise UsageError("--scope training needs --seq-length")
     if every is not None and not 1 <= every <= steps:
-        raise UsageError(f"checkpoints every {every} steps: choose 1 to {steps}")
+        raise UsageError(f"--checkpoint-every {every} must be from 1 to --seq-length = {steps}")
     costs = recurrent.costs(config)
     extra = recurrent.forward_flops(config, steps)
     whole = costs.whole(steps)
@@ -207,10 +212,10 @@ def _training(config: Recurrent, every: int | None) -> Report:
         {},
         (
             *_kernel_notes(config),
-            "kept: after the forward pass; peak: the most in backward, with the steps of one "
-            "segment made again, and without gradients",
-            "best: the spacing with the least peak; of several the widest",
-            f"parameters: {recurrent.parameters(config):,}; FLOPs of the forward pass: {extra:,}",
+            "kept: saved for backward after the forward pass; peak: the most at any time of "
+            "backward, with one segment recomputed, without gradients",
+            "best: the spacing with the least peak; the widest of several",
+            f"parameters: {recurrent.parameters(config):,}; forward FLOPs: {extra:,}",
         ),
     )
 
@@ -221,7 +226,7 @@ def _step(config: Recurrent) -> Report:
     costs = recurrent.costs(config)
     return Report(
         "rnn",
-        f"What one time step keeps: {_setting(config)}, {config.precision}: {format_bytes(size)}",
+        f"One time step keeps {format_bytes(size)}: {_setting(config)}, {config.precision}",
         (
             Column("tensor", "text"),
             Column("op", "text"),
@@ -244,8 +249,8 @@ def _step(config: Recurrent) -> Report:
         {},
         (
             *_kernel_notes(config),
-            f"every further step keeps {costs.input + costs.step:,} bytes: the states that it "
-            "starts from are kept as those of the step before",
+            f"every later step keeps {costs.input + costs.step:,} bytes: the step before already "
+            "keeps the states that it starts from",
         ),
     )
 
@@ -261,7 +266,7 @@ def _formula(config: Recurrent) -> Report:
         (
             *_kernel_notes(config),
             f"letters: {resolve('memcalc.rnn_formulas:legend')(forms)}",
-            "on chip, the weights of all multiprocessors spread evenly, and each holds all states",
+            "on chip: weights are spread evenly over SMs, and every SM keeps all hidden states",
         ),
     )
 
@@ -275,6 +280,6 @@ def _cells(config: Recurrent) -> str:
 
 
 def _setting(config: Recurrent) -> str:
-    """The cells and their sizes, for a title."""
+    """The cells and their sizes, as a title says them."""
     input_ = "" if config.input_size is None else f"input {config.input_size}, "
     return f"{_cells(config)}, {input_}h {config.hidden_size}, b {config.batch_size}"

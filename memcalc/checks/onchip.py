@@ -1,8 +1,8 @@
 """The quantities that claims on persistent RNNs are about (Diamos et al. 2016, Zhu et al. 2018).
 
-A quantity is a function of a GPU and of what its row assumes, a word each: the layer's ``h`` and
-``b``; its ``density`` and the bytes of a ``pair`` of value and index, or of a value alone where it
-is dense; ``usable``, ``sms`` and ``shared`` of the GPU: ``density=0.3 pair=4+4 usable=0.875``.
+A quantity is a function of a GPU and of what its row assumes, such as ``density=0.3 pair=4+4
+usable=0.875``: ``h`` and ``b`` of the layer; its ``density``; the bytes per value and index
+(``pair``), or per value if it is dense; ``usable``, ``sms`` and ``shared`` of the GPU.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from memcalc.config.gpus import gpu
 from memcalc.config.recurrent import OnChip, Recurrent
 
 TERA = 10**12
-DENSE_BYTES = 4  # of a weight of the dense fp32 layer that claims compare with
+DENSE_BYTES = 4  # per weight of the dense fp32 layer that the claims compare with
 
 
 def largest(name: str, assumed: str) -> int:
@@ -24,12 +24,12 @@ def largest(name: str, assumed: str) -> int:
 
 
 def largest_states(name: str, assumed: str) -> int | None:
-    """The largest hidden size whose states fit in shared memory."""
+    """The largest hidden size whose hidden states fit in shared memory."""
     return _fit(name, assumed).largest_states
 
 
 def size_ratio(assumed: str) -> Fraction:
-    """How many times the weights of a dense fp32 layer of the same bytes a sparse layer has."""
+    """Weights of a pruned layer, over those of a dense fp32 layer with the same bytes."""
     *_, storage = storages(_options(assumed))
     weights = recurrent_weights(Recurrent())
     ratio: Fraction = DENSE_BYTES * weights / storage.bytes(weights)
@@ -37,7 +37,7 @@ def size_ratio(assumed: str) -> Fraction:
 
 
 def speedup(name: str, assumed: str) -> Fraction:
-    """Rooflines: a step that streams dense fp32 weights over one whose weights stay on chip."""
+    """Roofline seconds of streaming dense fp32 weights, over those with weights on chip."""
     config = _network(assumed)
     size = Fraction(DENSE_BYTES * recurrent_weights(config))
     whole = Chip.of(gpu(name), OnChip())
@@ -46,19 +46,19 @@ def speedup(name: str, assumed: str) -> Fraction:
 
 
 def dense_tflops(name: str, assumed: str) -> Fraction:
-    """The roofline's TFLOP/s, counted as if weights were dense, as their authors count."""
+    """TFLOP/s of the roofline, counted as if weights were dense, as the authors count."""
     return _dense_flops(_network(assumed)) / (_resident_seconds(name, assumed) * TERA)
 
 
 def peak_percent(name: str, tflops: str) -> Fraction:
-    """So many TFLOP/s, in percent of a GPU's plain fp32 peak."""
+    """TFLOP/s in percent of a GPU's fp32 peak without tensor cores."""
     peak = gpu(name).fp32_flops
     assert peak is not None
     return 100 * Fraction(tflops) * TERA / peak
 
 
 def batch_ratio(batches: str) -> Fraction:
-    """How many times less a network keeps over time with the second batch than with the first."""
+    """What a network keeps over time with the first batch size, over the second."""
     kept = [
         recurrent.costs(Recurrent(batch_size=int(batch))).whole(100) for batch in batches.split("/")
     ]
@@ -77,7 +77,7 @@ QUANTITIES: dict[str, Callable[..., Any]] = {
 
 
 def words(assumed: str) -> dict[str, str]:
-    """What a row assumes, word by word.
+    """What a row assumes, by name.
 
     >>> words("density=0.3 pair=4+4")
     {'density': '0.3', 'pair': '4+4'}
@@ -86,7 +86,7 @@ def words(assumed: str) -> dict[str, str]:
 
 
 def _options(assumed: str) -> OnChip:
-    """What a row assumes of a kernel."""
+    """What a row assumes of the kernel."""
     said = words(assumed)
     value, _, index = said.get("pair", "4").partition("+")
     return OnChip(
@@ -113,10 +113,10 @@ def _fit(name: str, assumed: str) -> Fit:
 
 def _resident_seconds(name: str, assumed: str) -> Fraction:
     resident = _fit(name, assumed).resident_seconds
-    assert resident is not None, f"{name} does not hold it: {assumed}"
+    assert resident is not None, f"the weights do not fit on {name}: {assumed}"
     return resident
 
 
 def _dense_flops(config: Recurrent) -> Fraction:
-    """FLOPs of a step's product with the states, nothing pruned."""
+    """FLOPs of a step's recurrent GEMM without pruning."""
     return Fraction(2 * config.batch_size * recurrent_weights(config))

@@ -15,7 +15,7 @@ from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.cli.command import Decorated, Number, Whole, option, remember, remembered
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
 from memcalc.config.catalog import names
-from memcalc.config.gpus import gpus
+from memcalc.config.gpus import aliases, gpus
 from memcalc.config.implementation import ATTENTIONS, CROSS_ENTROPIES, EXPERT_PRODUCTS
 from memcalc.config.parallel import CONTEXT_KINDS, SHARDERS
 from memcalc.config.pipeline import SCHEDULES
@@ -53,9 +53,9 @@ def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 def complete_gpus(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """A completion of a GPU's name."""
-    known = [each.name for each in gpus() if each.name.startswith(incomplete.lower())]
-    return [CompletionItem(name) for name in known]
+    """A completion of a GPU's name or alias."""
+    known = [name for each in gpus() for name in (each.name, *aliases(each))]
+    return [CompletionItem(name) for name in known if name.startswith(incomplete.lower())]
 
 
 # Heading of --help -> setting -> its option. A default is what holds where MODEL says nothing.

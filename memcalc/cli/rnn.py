@@ -9,12 +9,12 @@ import click
 import memcalc
 from memcalc.answers.rnn import SCOPES
 from memcalc.cli.command import Command, Number, Whole, option
-from memcalc.cli.options import SHOW, options, show
-from memcalc.config.recurrent import CELLS, KERNELS, PRECISIONS, OnChip
+from memcalc.cli.options import SHOW, complete_gpus, options, show
+from memcalc.config.recurrent import CELLS, KERNELS, PRECISIONS, WHOLE, OnChip
 
-COUNT = Whole(0, 2**63)  # bounds are those of the configuration
+SIZE, STEPS = Whole(1, 2**24), Whole(1, 2**20)
 
-# Option -> the scopes that ask for it, where not all do.
+# Option -> the scopes that it is for, where it is not for all.
 ASKED: dict[str, tuple[str, ...]] = {
     **{field.name: ("onchip",) for field in fields(OnChip)},
     **dict.fromkeys(("seq_length", "every"), ("training",)),
@@ -23,67 +23,163 @@ ASKED: dict[str, tuple[str, ...]] = {
 }
 
 
+ANSWER, NETWORK = "Answer", "Network"
+TRAINING, CHIP = "Training over time", "Weights on chip"
+
+
 @click.command(cls=Command, docs="docs/recurrent.md")
-@option("--cell", type=click.Choice(CELLS), help="The cell.  [default: vanilla]")
-@option("--hidden-size", type=COUNT, help="Width of a state.  [default: 2304, as Zhu et al. 2018]")
-@option("--input-size", type=COUNT, help="Width of a step's input.  [default: the hidden size]")
-@option("--layers", type=COUNT, help="Cells on top of one another.  [default: 1]")
-@option("-b", "--batch-size", type=COUNT, help="Sequences at once.  [default: 4]")
-@option("--precision", type=click.Choice(PRECISIONS), help="Type of activations.  [default: fp32]")
-@option(
-    "--kernels", type=click.Choice(list(KERNELS)), help="Whose cells train.  [default: torch-cpu]"
-)
 @option(
     "--scope",
     type=click.Choice(SCOPES),
     default="onchip",
-    show_default=True,
-    help="What fits on a chip, what training keeps over time, what one step keeps, or the closed "
-    "forms.",
+    group=ANSWER,
+    common=True,
+    help="What to answer: onchip, which weights stay in registers; training, what "
+    "backpropagation through time keeps; step, every tensor that one time step keeps; formula, "
+    "the closed forms.  [default: onchip]",
 )
-@option("-s", "--seq-length", type=COUNT, help="For training: time steps.")
 @option(
-    "--checkpoint-every", "every", type=COUNT, metavar="K", help="For training: steps a checkpoint."
+    "--cell",
+    type=click.Choice(CELLS),
+    group=NETWORK,
+    common=True,
+    help="Recurrent cell.  [default: vanilla]",
+)
+@option(
+    "--hidden-size",
+    type=SIZE,
+    group=NETWORK,
+    common=True,
+    help="Hidden size.  [default: 2304, as in Zhu et al. 2018]",
+)
+@option(
+    "--input-size",
+    type=SIZE,
+    group=NETWORK,
+    help="Input size of the first layer.  [default: the hidden size]",
+)
+@option("--layers", type=Whole(1, 1000), group=NETWORK, help="Stacked cells.  [default: 1]")
+@option(
+    "-b",
+    "--batch-size",
+    type=SIZE,
+    group=NETWORK,
+    common=True,
+    help="Sequences per batch.  [default: 4]",
+)
+@option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    group=NETWORK,
+    help="Dtype of activations.  [default: fp32]",
+)
+@option(
+    "-s",
+    "--seq-length",
+    type=STEPS,
+    group=TRAINING,
+    common=True,
+    help="With --scope training: time steps (required).",
+)
+@option(
+    "--checkpoint-every",
+    "every",
+    type=STEPS,
+    group=TRAINING,
+    help="With --scope training: show a row for a checkpoint every N steps.  "
+    "[default: only no checkpoints, and the best N]",
+)
+@option(
+    "--kernels",
+    type=click.Choice(list(KERNELS)),
+    group=TRAINING,
+    help="PyTorch's cells, operation by operation (torch-cpu) or fused (torch-cuda).  "
+    "[default: torch-cpu]",
 )
 @option(
     "--gpu",
     "gpus",
+    metavar="NAME",
     multiple=True,
-    help="A GPU, by its name in `memcalc gpus`; several, or `all`.  [default: p100]",
+    group=CHIP,
+    common=True,
+    shell_complete=complete_gpus,
+    help="A GPU of `memcalc gpus`, or all; may be repeated.  [default: p100]",
 )
 @option(
     "--density",
     "densities",
     type=Number(),
     multiple=True,
-    help="Share of weights that pruning leaves; several are allowed.  [default: 0.3]",
+    group=CHIP,
+    common=True,
+    help="Share of weights left after pruning; may be repeated.  [default: 0.3]",
 )
 @option(
-    "--value-bytes", type=Number(), help="Bytes of a weight.  [default: 4; pruned, both 2 and 4]"
+    "--value-bytes",
+    type=Number(),
+    group=CHIP,
+    help="Bytes per stored weight.  [default: 4 if dense, both 2 and 4 if pruned]",
 )
-@option("--index-bytes", type=Number(), help="Bytes of its index.  [default: as many as its value]")
-@option("--usable", type=Number(), help="Share of registers for weights.  [default: 1]")
-@option("--sms", type=COUNT, help="Multiprocessors of the kernel.  [default: all]")
+@option(
+    "--index-bytes",
+    type=Number(),
+    group=CHIP,
+    help="Bytes per index of a pruned weight.  [default: those of its value]",
+)
+@option(
+    "--usable",
+    type=Number(),
+    group=CHIP,
+    help="Share of the registers that weights may fill.  [default: 1]",
+)
+@option(
+    "--sms",
+    type=Whole(1, WHOLE["sms"]),
+    group=CHIP,
+    help="SMs that the kernel uses.  [default: all]",
+)
 @option(
     "--activation-bytes",
     type=Number(),
-    help="Bytes of an element of the states in shared memory; 0: not there.  [default: 4]",
+    group=CHIP,
+    help="Bytes per element of the hidden states in shared memory; 0 if they are not there.  "
+    "[default: 4]",
 )
 @option(
-    "--shared-bytes", type=COUNT, help="Shared memory of a multiprocessor.  [default: the GPU's]"
+    "--shared-bytes",
+    type=Whole(1, WHOLE["shared_bytes"]),
+    group=CHIP,
+    help="Shared memory per SM in bytes.  [default: the GPU's]",
 )
-@option("--sync", "sync_seconds", type=Number(), metavar="SECONDS", help="A step's grid-wide wait.")
-@option("--l2-bandwidth", type=Number(), metavar="BYTES", help="A second, from L2.")
 @option(
-    "--peak-flops", type=Number(), help="FLOP/s of the GPU.  [default: fp32 without tensor cores]"
+    "--sync",
+    "sync_seconds",
+    type=Number(),
+    metavar="SECONDS",
+    group=CHIP,
+    help="Grid synchronisation per step, in seconds.  [default: 0]",
+)
+@option(
+    "--l2-bandwidth",
+    type=Number(),
+    group=CHIP,
+    help="L2 bandwidth in bytes per second.  [default: not a limit]",
+)
+@option(
+    "--peak-flops",
+    type=Number(),
+    group=CHIP,
+    help="FLOP/s of the whole GPU.  [default: its fp32 peak without tensor cores]",
 )
 @options(*SHOW)
 def rnn(scope: str, format_: str | None, output: Path | None, **settings: Any) -> None:
-    """Recurrent networks: whether their weights stay on chip, and what training them keeps.
+    """Recurrent networks: which weights stay on chip, and what training keeps over time.
 
-    A persistent kernel holds the recurrent weights, dense or pruned, in the registers of a GPU over
-    all time steps (Diamos et al. 2016, Zhu et al. 2018). Training keeps what every time step does,
-    or checkpoints of the states. What is assumed is listed, and can be set.
+    A persistent kernel keeps the recurrent weights, dense or pruned, in a GPU's registers over all
+    time steps (Diamos et al. 2016, Zhu et al. 2018). Training saves the activations of every time
+    step for backward, or checkpoints the hidden states. The notes list every assumption, with the
+    option that changes it.
 
     \b
     Examples:
@@ -97,10 +193,9 @@ def rnn(scope: str, format_: str | None, output: Path | None, **settings: Any) -
     shown = {str(each.name): max(each.opts, key=len) for each in rnn.params}
     for name in given:
         if scope not in ASKED.get(name, SCOPES):
-            raise click.UsageError(
-                f"{shown[name]} has no place in the scope {scope}: it is for "
-                f"{', '.join(ASKED[name])}"
-            )
+            *first, last = ASKED[name]
+            scopes = f"{', '.join(first)} or {last}" if first else last
+            raise click.UsageError(f"{shown[name]} needs --scope {scopes}, not {scope}")
     every = given.pop("every", None)
     chip = {field.name: given.pop(field.name) for field in fields(OnChip) if field.name in given}
     if "all" in chip.get("gpus", ()):

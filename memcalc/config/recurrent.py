@@ -1,4 +1,4 @@
-"""Recurrent networks, and how a GPU may hold their weights: what the user said, validated."""
+"""Recurrent networks, and how a kernel keeps their weights on a GPU, validated."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from memcalc.config.run import PRECISION_BYTES
 CELLS = ("vanilla", "gru", "lstm")
 PRECISIONS = ("fp32", "fp16", "bf16")
 KERNELS = {
-    "torch-cpu": "PyTorch's cells operation by operation, as they run on the CPU",
-    "torch-cuda": "PyTorch's fused cells of CUDA, which keep their inputs too; not cuDNN's",
+    "torch-cpu": "PyTorch's cells, operation by operation, as on a CPU",
+    "torch-cuda": "PyTorch's fused CUDA cells, which also keep their inputs; not cuDNN's",
 }
 
 
@@ -20,16 +20,16 @@ class Recurrent:
 
     Attributes:
         cell: ``vanilla`` (a tanh), ``gru`` or ``lstm``.
-        hidden_size: h, the width of a state.
-        input_size: The width of a step's input to the first layer; by default h.
-        layers: L, cells on top of one another.
-        batch_size: b, sequences at once.
-        seq_length: s, time steps; None where the question does not need them.
-        precision: ``fp32``, ``fp16`` or ``bf16``.
-        kernels: Whose cells run: a word of ``KERNELS``.
+        hidden_size: h, the hidden size.
+        input_size: Input size of the first layer; by default h.
+        layers: L, stacked cells.
+        batch_size: b, sequences per batch.
+        seq_length: s, time steps; None if the question does not need them.
+        precision: Dtype of activations: ``fp32``, ``fp16`` or ``bf16``.
+        kernels: Which cells of PyTorch run: a key of ``KERNELS``.
 
     Raises:
-        ConfigError: A value is out of its range, or a word unknown.
+        ConfigError: A value is out of range, or a word is unknown.
 
     >>> Recurrent(cell="lstm", hidden_size=1024).layer_inputs
     (1024,)
@@ -59,23 +59,23 @@ class Recurrent:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of an element of an activation."""
+        """Bytes per element of an activation."""
         return PRECISION_BYTES[self.precision]
 
     @property
     def layer_inputs(self) -> tuple[int, ...]:
-        """The width of each layer's input."""
+        """The input size of each layer."""
         first = self.hidden_size if self.input_size is None else self.input_size
         return (first, *[self.hidden_size] * (self.layers - 1))
 
 
-# Of ``OnChip``, the most of whole numbers, and the least and most of others.
+# Bounds of the fields of ``OnChip``: the most of whole numbers, the least and most of others.
 WHOLE = {"sms": 2**16, "shared_bytes": 2**30}
 RANGES: dict[str, tuple[float, float]] = {
     "value_bytes": (1 / 8, 8),
     "index_bytes": (0, 8),
     "usable": (1e-6, 1),
-    "activation_bytes": (0, 8),  # and if not 0, at least a bit
+    "activation_bytes": (0, 8),  # if not 0, at least one bit
     "sync_seconds": (0, 1),
     "l2_bandwidth": (1, 1e21),
     "peak_flops": (1, 1e21),
@@ -84,26 +84,26 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnChip:
-    """How a persistent kernel holds recurrent weights on a GPU, and what bounds its step.
+    """How a persistent kernel keeps recurrent weights on a GPU, and what limits its step.
 
-    What is not known of the published kernels is a field here, so that it can be set.
+    Whatever the papers do not say of their kernels is a field here.
 
     Attributes:
-        gpus: Names of GPUs, or one; none is every GPU of the catalogue.
-        sms: Multiprocessors that the kernel runs on; None is all of a GPU's.
-        densities: Shares of weights that pruning leaves, or one.
-        value_bytes: Bytes of a weight; None is 4 where it is dense, and 2 or 4 where it is sparse.
-        index_bytes: Bytes of a sparse weight's index; None is as many as its value's.
-        usable: u, the share of the register file that weights may fill; 1 is the bound.
-        activation_bytes: Bytes of an element of the state that every multiprocessor holds whole in
-            shared memory; 0 if it does not.
-        shared_bytes: Shared memory of a multiprocessor that a kernel may use; None is all of it.
-        sync_seconds: The grid-wide synchronisation of a step.
-        l2_bandwidth: Bytes a second from L2, which vendors do not state; None leaves it out.
+        gpus: Names of GPUs, or one; an empty tuple is every GPU whose chip the catalogue knows.
+        sms: SMs that the kernel uses; None is all.
+        densities: Shares of weights left after pruning, or one.
+        value_bytes: Bytes per stored weight; None is 4 if dense, and both 2 and 4 if pruned.
+        index_bytes: Bytes per index of a pruned weight; None is as many as for its value.
+        usable: u, the share of the registers that weights may fill.
+        activation_bytes: Bytes per element of the hidden states that every SM keeps in shared
+            memory; 0 if it does not.
+        shared_bytes: Shared memory per SM that the kernel may use; None is all.
+        sync_seconds: Grid synchronisation per step, in seconds.
+        l2_bandwidth: L2 bandwidth in bytes per second; None is no limit.
         peak_flops: FLOP/s of the whole GPU; None is its fp32 peak without tensor cores.
 
     Raises:
-        ConfigError: A value is out of its range.
+        ConfigError: A value is out of range.
 
     >>> OnChip(value_bytes=2).pairs
     ((2, 2),)
@@ -144,7 +144,7 @@ class OnChip:
 
     @property
     def pairs(self) -> tuple[tuple[float, float], ...]:
-        """Bytes of value and index of a sparse weight; both guesses, if nobody said."""
+        """Bytes per value and index of a pruned weight; both guesses, if nothing is given."""
         if self.value_bytes is None and self.index_bytes is None:
             return ((2, 2), (4, 4))
         value = self.value_bytes or self.index_bytes or 4

@@ -105,7 +105,7 @@ class TestPublishedSparseKernels:
     def test_in_8_byte_pairs_it_fits_from_86_8_percent_on(self, usable, where):
         assert held("p100", value_bytes=4, usable=usable).resident_in == where
 
-    def test_one_percent_of_5760_fits_on_45_of_its_multiprocessors(self):
+    def test_one_percent_of_5760_fits_on_45_of_its_sms(self):
         found = held("p100", hidden=5760, batch=2, densities=0.01, sms=45)
         assert found.resident_in == "registers"
         assert round(float(found.weight_bytes / MIB), 2) == 2.53
@@ -182,9 +182,9 @@ class TestCapacity:
         at = {letters[x]: sympy.Rational(str(value)) for x, value in sizes.items()}
         found = held("p100", cell, layers=2, usable=0.875, value_bytes=4)
         assert int(forms["largest hidden size"].subs(at)) == found.largest
-        with_shared = forms["largest hidden size with shared memory"]
+        with_shared = forms["largest hidden size, registers and shared memory"]
         assert int(with_shared.subs(at)) == found.largest_with_shared
-        assert int(forms["largest hidden size whose states fit"].subs(at)) == found.largest_states
+        assert int(forms["largest hidden size whose hidden states fit"].subs(at)) == found.largest_states
         h, density, share = (letters[x] for x in "hDu")
         largest_h = forms["largest hidden size"]
         assert sympy.simplify(forms["largest density"].subs(h, largest_h) - density) == 0
@@ -204,7 +204,7 @@ class TestRoofline:
 
     NONZEROS = Fraction(3, 10) * 2304**2
 
-    def test_on_chip_products_alone_bound_a_step(self):
+    def test_gemms_alone_bound_a_step_on_chip(self):
         found = held("p100")
         assert found.flops == 2 * 4 * self.NONZEROS
         assert found.resident_seconds == found.flops / Fraction(10600000000000)
@@ -219,7 +219,7 @@ class TestRoofline:
         known = held("p100", densities=0.05, l2_bandwidth=1e12)
         assert known.streamed_seconds == (known.l2_traffic_bytes + known.weight_bytes) / 10**12
 
-    def test_every_multiprocessor_reads_all_states_through_l2(self):
+    def test_every_sm_reads_all_hidden_states_through_l2(self):
         assert held("p100").l2_traffic_bytes == (56 + 1) * 2304 * 4 * 4
 
     def test_the_synchronisation_is_added_to_both(self):
@@ -232,7 +232,7 @@ class TestRoofline:
         assert held("p100", storage=0).resident_in == "memory"
         assert held("p100", storage=0).resident_seconds is None
 
-    def test_fewer_multiprocessors_do_less(self):
+    def test_fewer_sms_do_less(self):
         whole, part = held("p100", densities=0.1), held("p100", densities=0.1, sms=28)
         assert part.resident_seconds == 2 * whole.resident_seconds
 
@@ -252,7 +252,7 @@ class TestRoofline:
 
 
 class TestCommand:
-    def test_an_unseen_fact_is_marked_as_assumed_with_its_option(self, memcalc):
+    def test_an_assumption_names_the_option_that_changes_it(self, memcalc):
         notes = memcalc("rnn --format json").document["notes"]
         assumed = " ".join(note for note in notes if note.startswith("assumed"))
         for option in ("--value-bytes", "--index-bytes", "--activation-bytes"):
@@ -265,15 +265,15 @@ class TestCommand:
         line = "rnn --value-bytes 2 --activation-bytes 2 --hidden-size 9 --density 0.1 --gpu t4"
         notes = memcalc(f"{line} --format json").document["notes"]
         (assumed,) = (note for note in notes if note.startswith("assumed"))
-        assert assumed.startswith("assumed: one layer is on chip at once")
+        assert assumed.startswith("assumed: one layer on chip at once")
 
-    def test_a_published_layers_part_that_was_asked_for_is_not_assumed(self, memcalc):
+    def test_a_published_value_that_was_overridden_is_not_assumed(self, memcalc):
         notes = memcalc("rnn --gpu v100 --density 0.1 --format json").document["notes"]
         (assumed,) = (note for note in notes if note.startswith("assumed, as in"))
         assert assumed.startswith("assumed, as in Zhu et al. 2018's abstract: its layer (h 2304, b")
         assert not any(word in assumed for word in ("30 %", "P100"))
 
-    def test_states_that_do_not_fit_are_told_of(self, memcalc):
+    def test_a_note_names_gpus_whose_shared_memory_the_states_exceed(self, memcalc):
         """2304 x 64 x 4 bytes are 576 KiB: more than the 64 KiB of a P100, or a B200's 228."""
         notes = memcalc("rnn -b 64 --gpu p100 --gpu b200 --format json").document["notes"]
         (told,) = (note for note in notes if note.startswith("does not fit"))
@@ -282,7 +282,7 @@ class TestCommand:
         others = memcalc("rnn --format json").document["notes"]
         assert not any(note.startswith("does not fit") for note in others)
 
-    def test_a_gpu_and_a_density_are_asked_for_once(self, memcalc):
+    def test_a_repeated_gpu_or_density_is_shown_once(self, memcalc):
         rows = memcalc(
             "rnn --gpu p100 --gpu gp100 --density 0.1 --density 0.1 --value-bytes 2 --format json"
         ).document["rows"]
@@ -293,7 +293,7 @@ class TestCommand:
         found = held("b200", densities=1e-6, value_bytes=0.125, index_bytes=0)
         assert found.largest == isqrt(148 * 2**18 * 8 * 10**6)
 
-    def test_rows_are_a_gpu_and_a_storage(self, memcalc):
+    def test_there_is_a_row_per_gpu_and_storage(self, memcalc):
         rows = memcalc("rnn --gpu v100 --gpu t4 --format json").document["rows"]
         assert [(row["gpu"], row["storage"]) for row in rows] == [
             (name, storage)
@@ -301,7 +301,7 @@ class TestCommand:
             for storage in ("dense 4", "30% 2+2", "30% 4+4")
         ]
 
-    def test_several_densities_have_rows_of_their_own(self, memcalc):
+    def test_there_is_a_row_per_density(self, memcalc):
         line = "rnn --density 0.1 --density 0.01 --value-bytes 2 --format json"
         rows = memcalc(line).document["rows"]
         assert [row["storage"] for row in rows] == ["dense 2", "10% 2+2", "1% 2+2"]
@@ -312,7 +312,7 @@ class TestCommand:
             isqrt(56 * 2**18 * 100 // 4),
         ]
 
-    def test_the_step_reads_what_does_not_stay(self, memcalc):
+    def test_a_step_reads_weights_that_do_not_stay_on_chip(self, memcalc):
         rows = memcalc("rnn --format json").document["rows"]
         assert [row["step_memory_bytes"] for row in rows] == [4 * 2304**2, 0, 0]
 
@@ -329,28 +329,37 @@ class TestCommand:
         ("line", "message"),
         [
             ("--density 0", "density must be a number from 1e-06 to 1, not 0.0"),
-            ("--density nan", "density must be a number from 1e-06 to 1, not nan"),
-            ("--hidden-size 0", "hidden size must be a whole number from 1"),
-            (f"--hidden-size {10**40}", "a number of more than 20 digits"),
+            ("--density nan", "--density must be a number, not 'nan'"),
+            ("--hidden-size 0", "--hidden-size must be a whole number from 1 to 16,777,216, not"),
+            (
+                f"--hidden-size {10**40}",
+                "--hidden-size must be a whole number from 1 to 16,777,216",
+            ),
             ("--usable 1.01", "usable must be a number from 1e-06 to 1"),
             ("--gpu v1000", "did you mean 'v100'"),
-            ("--gpu p100 --sms 57", "p100-16gb has 56 multiprocessors, not 57"),
-            ("--shared-bytes 100000", "p100-16gb has 65536 bytes of shared memory"),
+            ("--gpu p100 --sms 57", "--sms 57 is more than the 56 SMs of p100-16gb"),
+            ("--shared-bytes 100000", "more than the 65536 bytes per SM of p100-16gb"),
             ("--sync -1", "sync seconds must be a number from 0 to 1"),
-            ("--peak-flops inf", "peak flops must be a number from 1 to 1e+21"),
+            ("--peak-flops inf", "--peak-flops must be a number, not 'inf'"),
             ("--index-bytes 9", "index bytes must be a number from 0 to 8"),
-            ("--scope training", "the scope training needs a sequence length (-s)"),
+            ("--scope training", "--scope training needs --seq-length"),
             (
                 "--scope training -s 5 --checkpoint-every 6",
-                "checkpoints every 6 steps: choose 1 to 5",
+                "--checkpoint-every 6 must be from 1 to --seq-length = 5",
             ),
             (
                 "--scope training -s 5 --density 0.1",
-                "--density has no place in the scope training: it is for onchip",
+                "--density needs --scope onchip, not training",
             ),
-            ("-s 5", "--seq-length has no place in the scope onchip: it is for training"),
-            ("--kernels torch-cuda", "--kernels has no place in the scope onchip"),
-            ("--scope formula --hidden-size 5", "--hidden-size has no place in the scope formula"),
+            ("-s 5", "--seq-length needs --scope training, not onchip"),
+            (
+                "--kernels torch-cuda",
+                "--kernels needs --scope training, step or formula, not onchip",
+            ),
+            (
+                "--scope formula --hidden-size 5",
+                "--hidden-size needs --scope onchip, training or step, not formula",
+            ),
         ],
     )
     def test_what_cannot_be_is_one_line_and_status_2(self, memcalc, line, message):

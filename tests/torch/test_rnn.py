@@ -203,8 +203,8 @@ class TestCheckpoints:
         forms = dict(rnn_formulas.over_time(config))
         s, k = rnn_formulas.s, rnn_formulas.k
         held = costs(config)
-        assert sympy.expand(forms["k of the least peak"] ** 2 - s * held.state / held.step) == 0
-        best = forms["peak in backward with these"].subs(k, forms["k of the least peak"])
+        assert sympy.expand(forms["k with the least peak"] ** 2 - s * held.state / held.step) == 0
+        best = forms["peak of backward with these"].subs(k, forms["k with the least peak"])
         assert sympy.simplify(best - forms["least peak"]) == 0
 
     @each_cell
@@ -215,12 +215,12 @@ class TestCheckpoints:
             zip((getattr(rnn_formulas, x) for x in "sbhik"), (24, B, H, WIDE, 6), strict=True)
         )
         values = {name: form.subs(at) for name, form in rnn_formulas.over_time(config)}
-        assert values["kept by each further step"] == held.input + held.step
+        assert values["kept per later step"] == held.input + held.step
         assert values["kept over s steps"] == held.whole(24)
-        assert values["kept with checkpoints every k steps"] == held.checkpointed(24, 4)
-        assert values["peak in backward with these"] == held.peak(24, 6)
+        assert values["kept with a checkpoint every k steps"] == held.checkpointed(24, 4)
+        assert values["peak of backward with these"] == held.peak(24, 6)
         assert values["parameters"] == recurrent.parameters(config)
-        flops = values["forward FLOPs, which checkpoints add once more"]
+        flops = values["forward FLOPs, run twice with checkpoints"]
         assert flops == recurrent.forward_flops(config, 24)
 
     def test_an_lstm_keeps_seven_states_a_step_and_its_input(self):
@@ -294,7 +294,7 @@ def test_what_cannot_be_is_refused(fields, message):
 
 
 def form(cell, kernels):
-    return dict(rnn_formulas.over_time(network(cell, kernels)))["kept by each further step"]
+    return dict(rnn_formulas.over_time(network(cell, kernels)))["kept per later step"]
 
 
 def walked_peak(graph):
