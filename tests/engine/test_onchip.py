@@ -184,7 +184,8 @@ class TestCapacity:
         assert int(forms["largest hidden size"].subs(at)) == found.largest
         with_shared = forms["largest hidden size, registers and shared memory"]
         assert int(with_shared.subs(at)) == found.largest_with_shared
-        assert int(forms["largest hidden size whose hidden states fit"].subs(at)) == found.largest_states
+        with_states = forms["largest hidden size whose hidden states fit"]
+        assert int(with_states.subs(at)) == found.largest_states
         h, density, share = (letters[x] for x in "hDu")
         largest_h = forms["largest hidden size"]
         assert sympy.simplify(forms["largest density"].subs(h, largest_h) - density) == 0
