@@ -107,6 +107,15 @@ class TestText:
         text = " ".join(self.shown(f"{name} {name}", "s", 60, monkeypatch))
         assert text.count(name) == 2
 
+    def test_a_narrow_column_stays_whole_beside_one_that_folds(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "24")
+        columns = (Column("kind", "text"), Column("op", "text"), Column("dropped_by", "text"))
+        report = Report("demo", "One", columns, (("dense", "one, two, three", "full"),))
+        lines = render(report, "text").splitlines()
+        assert max(map(len, lines)) <= 24
+        words = {"kind", "op", "dropped", "by", "dense", "one,", "two,", "three", "full"}
+        assert words <= set(" ".join(lines).split())
+
     @pytest.mark.parametrize("columns", ["9" * 20, "-5", "0", "x", ""])
     def test_any_width_of_a_terminal_is_one(self, columns, monkeypatch):
         assert self.shown("x", "s", columns, monkeypatch)[0]
