@@ -8,15 +8,22 @@ from pathlib import Path
 import pytest
 
 import memcalc as library
+from memcalc.checks.backtest import MORE_FLAGS
 from memcalc.checks.claims import claims
 from memcalc.cli.main import COMMANDS
+from memcalc.cli.names import ALIASES
+from memcalc.config.readers import megatron
+from memcalc.config.readers.megatron_names import UNMODELLED, UNMODELLED_VALUES
 from memcalc.graph import ops
+from memcalc.lazy import resolve
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
+FLAGS = {*UNMODELLED, *MORE_FLAGS, *(name for name, _ in UNMODELLED_VALUES)}
 REFRESH = runpy.run_path(str(Path(__file__).with_name("refresh.py")))
+PAGES = REFRESH["PAGES"]
 SHOWN = list(REFRESH["shown"]())
 
 
@@ -103,3 +110,23 @@ def test_every_operation_says_what_it_saves():
     for name, function in vars(ops).items():
         if getattr(function, "__module__", "") == ops.__name__ and name not in choosing:
             assert name.startswith("_") or re.search(r"[Ss]aves", function.__doc__), name
+
+
+OPTIONS = {
+    name: {word for option in resolve(where).params for word in option.opts + option.secondary_opts}
+    for name, (where, _) in COMMANDS.items()
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_in_the_docs_exists(page):
+    """An option beside its command is that command's; another is memcalc's or Megatron-LM's."""
+    text = page.read_text()
+    for name, rest in re.findall(r"memcalc ([a-z]+)((?: [^`\n|&]*)?)", text):
+        for option in re.findall(r"(?<!\S)--?[a-z][\w-]*", rest):
+            assert option in OPTIONS.get(name, ()) or option in ("-h", "--help"), (name, option)
+    text = re.sub(r"```sh\n.*?```", "", text, flags=re.DOTALL)  # other tools' options
+    ours = {"--help", *ALIASES}.union(*OPTIONS.values())
+    for option in set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)):
+        argument = option.removeprefix("--")
+        assert option in ours or megatron.is_read(argument) or argument in FLAGS, option
