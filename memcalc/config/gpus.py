@@ -10,7 +10,9 @@ from memcalc.errors import ConfigError, nearest
 from memcalc.units import parse_bytes
 
 # Words of a driver's name for a GPU that do not tell GPUs apart.
-WORDS = re.compile(r"nvidia|geforce|gtx|tesla|amd|instinct|generation|oam|sxm\d?|hbm\d?e?")
+WORDS = re.compile(
+    r"nvidia|geforce|gtx|tesla|amd|instinct|generation|server|workstation|edition|oam|sxm\d?|hbm\d?e?"
+)
 
 
 class Gpu(NamedTuple):
