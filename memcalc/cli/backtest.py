@@ -69,7 +69,7 @@ def backtest(
     \b
     Examples:
       memcalc backtest runs.jsonl
-      memcalc backtest runs.jsonl '*moe*'
+      memcalc backtest runs.jsonl '*tp2*'
       memcalc backtest runs.jsonl --max-error 20%
       memcalc plot backtest runs.jsonl -o runs.png
     """

@@ -26,7 +26,7 @@ from memcalc.cli.options import (
 @model
 @options(*RUN, *WHOLE, *PIPELINE, *SHARDS, *CHOICES, *KERNELS, *SHOW)
 def comm(model: str, format_: str | None, output: Path | None, **settings: Any) -> None:
-    """Collectives of a layer and of an iteration, with the bytes that one rank sends.
+    """Collectives per layer and per iteration, with the bytes that one rank sends.
 
     \b
     Examples:

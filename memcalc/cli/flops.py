@@ -53,7 +53,7 @@ def flops(
     output: Path | None,
     **settings: Any,
 ) -> None:
-    """FLOPs of an iteration over all ranks; with its time, model and hardware FLOPs utilisation.
+    """FLOPs per iteration over all ranks, and with --iteration-time MFU and HFU.
 
     \b
     Examples:
@@ -66,6 +66,8 @@ def flops(
         f"--{name.replace('_', '-')} has no effect with --scope layer: one layer, one micro-batch"
         for name in (given if scope == "layer" else ())
     ]
+    if settings["gpu"] and iteration_time is None:
+        unused.append("--gpu has no effect without --iteration-time")
     config = configure(model, settings, *unused)
     report = memcalc.flops(config, scope, iteration_time, gpus, causal)
     show(report, format_, output)

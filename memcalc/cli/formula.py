@@ -58,9 +58,9 @@ def formula(
       memcalc formula --paper li2021
     """
     if (model is None) == (paper is None):
-        raise click.UsageError("formula needs a MODEL, or --paper instead of one")
+        raise click.UsageError("formula needs either MODEL or --paper")
     if model is None and (latex or any(value is not None for value in settings.values())):
-        raise click.UsageError("a paper's formulas take no options but --format and -o")
+        raise click.UsageError("--paper takes no other options but --format and -o")
     if latex and format_:
         raise click.UsageError("--latex and --format contradict each other")
     if model is None:

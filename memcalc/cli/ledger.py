@@ -16,7 +16,7 @@ from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, o
 def ledger(
     model: str, accounting: str, format_: str | None, output: Path | None, **settings: Any
 ) -> None:
-    """Every tensor that one layer keeps for backward on one rank, and who keeps it.
+    """Every tensor that one layer keeps for backward on one rank, and the operations that need it.
 
     \b
     Examples:

@@ -20,21 +20,21 @@ COMPLETE = "_MEMCALC_COMPLETE"  # the variable by which a shell asks for complet
 
 # Command -> where it lives, and its help in one line (so that --help imports none of them).
 COMMANDS = {
-    "layer": ("memcalc.cli.layer:layer", "Activation memory of one layer, by technique."),
-    "ledger": ("memcalc.cli.ledger:ledger", "The same, tensor by tensor."),
+    "memory": ("memcalc.cli.memory:memory", "Memory per GPU, and whether it fits."),
+    "layer": ("memcalc.cli.layer:layer", "Activation memory of one layer under each technique."),
+    "ledger": ("memcalc.cli.ledger:ledger", "Every tensor that one layer keeps for backward."),
+    "formula": ("memcalc.cli.formula:formula", "The closed form of one layer's memory."),
     "recompute": ("memcalc.cli.recompute:recompute", "What each recompute policy saves and costs."),
-    "flops": ("memcalc.cli.flops:flops", "FLOPs of an iteration, MFU and HFU."),
-    "comm": ("memcalc.cli.comm:comm", "Collectives of a layer and of an iteration."),
-    "memory": ("memcalc.cli.memory:memory", "A GPU's memory at every pipeline stage."),
-    "formula": ("memcalc.cli.formula:formula", "The closed form, step by step."),
-    "rnn": ("memcalc.cli.rnn:rnn", "Recurrent networks: on chip, and over time."),
+    "flops": ("memcalc.cli.flops:flops", "FLOPs per iteration, MFU and HFU."),
+    "comm": ("memcalc.cli.comm:comm", "Collectives per layer and per iteration."),
+    "rnn": ("memcalc.cli.rnn:rnn", "Recurrent networks: weights on chip, memory over time."),
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
-    "validate": ("memcalc.cli.validate:validate", "Real PyTorch tensors against the ledger."),
-    "derive": ("memcalc.cli.derive:derive", "The closed form of any module, from PyTorch."),
-    "check": ("memcalc.cli.check:check", "The papers' printed numbers against ours."),
-    "backtest": ("memcalc.cli.backtest:backtest", "Measured training runs against ours."),
-    "models": ("memcalc.cli.models:models", "The catalogue of models."),
-    "gpus": ("memcalc.cli.gpus:gpus", "The catalogue of GPUs."),
+    "validate": ("memcalc.cli.validate:validate", "Compare the ledger with real PyTorch layers."),
+    "derive": ("memcalc.cli.derive:derive", "Derive the closed form of any PyTorch module."),
+    "check": ("memcalc.cli.check:check", "Compare numbers printed in papers with memcalc's."),
+    "backtest": ("memcalc.cli.backtest:backtest", "Compare measured runs with predictions."),
+    "models": ("memcalc.cli.models:models", "The models that memcalc knows by name."),
+    "gpus": ("memcalc.cli.gpus:gpus", "The GPUs that memcalc knows by name."),
 }
 
 
@@ -105,9 +105,12 @@ class LazyGroup(click.Group):
     epilog="""Examples:
 
 \b
-  memcalc layer 175b                        the paper's table 2 for GPT-3
-  memcalc ledger llama-3-70b --tp 8 --sp    every tensor that a layer keeps
-  memcalc layer path/to/config.json -s 4096 a Hugging Face config
+  memcalc memory llama-3-8b -s 4096 --dp 8 --zero 1 --gpu h100   does it fit?
+  memcalc layer 175b                                             the paper's table 2 for GPT-3
+  memcalc layer path/to/config.json -s 4096                      a Hugging Face config
+
+`memcalc COMMAND -h` shows the options most used, `--help` all of them. README.md of memcalc's
+repository documents the commands, and how to let the shell complete them.
 """,
 )
 @click.option(
@@ -119,11 +122,11 @@ class LazyGroup(click.Group):
     help="Show the versions of memcalc, Python and torch and exit.",
 )
 def cli() -> None:
-    """The activation memory of transformer training, exactly.
+    """Memory, FLOPs and communication of transformer training, calculated exactly.
 
-    MODEL is a name of the catalogue (see `memcalc models`), or the path of a file: memcalc's own
-    JSON, a Hugging Face config.json (or its folder), or a launch file: a Megatron-LM script or
-    YAML, or a YAML of gpt-neox or nanotron.
+    MODEL is a catalogue name (see `memcalc models`) or a file: memcalc's own JSON, a Hugging Face
+    config.json or its folder, or a launch file (Megatron-LM script or YAML, gpt-neox or nanotron
+    YAML).
     """
 
 
@@ -156,7 +159,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except MemcalcError as error:
         return _fail(str(error))
     except MemoryError:
-        return _fail("this machine has not enough memory to answer")
+        return _fail("this machine has too little memory to answer")
     except BrokenPipeError:  # who reads us has heard enough
         abandon(sys.stdout)
         return 0

@@ -77,7 +77,7 @@ _OFFLOAD = (
 )
 _LORA = "adapters are not modelled; --frozen names parts that are not trained"
 _FSDP = "use --zero 3 --sharder fsdp2 (or megatron-fsdp)"
-_TALK = "messages are as short as they get; `memcalc memory --explain` shows every part"
+_TALK = "there is no other level of detail but `memcalc memory --explain`, which shows every part"
 
 # A name of something that has no single option here -> what to do instead.
 CONCEPTS = {

@@ -465,10 +465,12 @@ def show(report: Report, format_: str | None, output: Path | None) -> None:
     """
     suffix = output.suffix.lower() if output else ""
     if suffix in FIGURES:
-        raise click.UsageError(f"a table is not written as {suffix}; see `memcalc plot`")
+        raise click.UsageError(
+            f"a table cannot be written as {suffix}; for figures, see `memcalc plot`"
+        )
     if format_ is None and suffix and suffix not in SUFFIXES:
         hint = nearest(suffix, SUFFIXES)
-        raise click.UsageError(f"no format is written as {suffix}; {hint}, or give --format")
+        raise click.UsageError(f"no format has the suffix {suffix}; {hint}; or pass --format")
     format_ = format_ or SUFFIXES.get(suffix, "text")
     if format_ != "text" or not _is_stdout(output):
         warn(report.notes)

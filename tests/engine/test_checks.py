@@ -334,4 +334,4 @@ class TestLi2021:
         for line in ("formula", "formula 22b --paper li2021"):
             outcome = memcalc(line)
             assert outcome.status == 2
-            assert "needs a MODEL, or --paper instead" in outcome.err
+            assert "needs either MODEL or --paper" in outcome.err
