@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from alike import one_of_each
 from torch.utils.flop_counter import FlopCounterMode
 
 from memcalc.analysis import flops
@@ -25,6 +26,7 @@ CONFIGS = json.loads((Path(__file__).parents[1] / "configs.json").read_text())
 EAGER, SDPA = "transformers-eager", "transformers-sdpa"
 # T5's layers have two inputs, and tests of their own: test_stacks
 NAMES = [name for name in CONFIGS if name != "t5-11b"]
+KINDS = one_of_each(NAMES)
 S, B = 64, 2
 SHARED = IGNORED_STORAGES.keys() - {""}  # tables that the whole model has once
 
@@ -59,7 +61,7 @@ def layers(name, implementation):
 
 
 @pytest.mark.parametrize("implementation", [EAGER, SDPA])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_layer_keeps_what_the_exact_ledger_has_and_what_is_said_to_remain(name, implementation):
     remaining = REMAINING.get((public(name)[0], implementation))
     if remaining is not None and remaining.bytes is None:
@@ -84,7 +86,7 @@ def grouped_mm(x, weight, *args, out_shape=None, **kwargs):
     return 2 * x[0] * x[1] * weight[-1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_the_unfused_layers_flops_are_those_of_pytorchs_counter(name):
     """Of all s x s scores, causal or not, windowed or not, and of each token's own experts."""
     for config, kind, layer, x in layers(name, EAGER):
@@ -95,8 +97,8 @@ def test_the_unfused_layers_flops_are_those_of_pytorchs_counter(name):
 
 
 @pytest.mark.parametrize("implementation", [EAGER, SDPA])
-@pytest.mark.parametrize("name", NAMES)
-def test_every_model_is_validated_tensor_by_tensor(name, implementation):
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_model_is_validated_tensor_by_tensor(name, implementation):
     """From the facts of the catalogue's model alone: which family it is of is found from them."""
     for batch, dropout in ((1, 0.0), (2, None)):
         config = load(
