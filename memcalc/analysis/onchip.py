@@ -84,7 +84,9 @@ class Chip(NamedTuple):
                 what it has.
         """
         if lacking := missing(gpu):
-            raise UsageError(f"rnn needs of {gpu.name} what is not known: {', '.join(lacking)}")
+            raise UsageError(
+                f"rnn cannot answer for {gpu.name}: the catalogue lacks its {', '.join(lacking)}"
+            )
         assert gpu.sms
         assert gpu.register_bytes
         assert gpu.shared_bytes

@@ -87,7 +87,9 @@ def _on_chip(config: Recurrent, options: OnChip) -> Report:
 
 
 def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tuple[Any, ...]:
-    held = fit(config, Chip.of(found, options), way, options)
+    chip = Chip.of(found, options)
+    held = fit(config, chip, way, options)
+    registers = chip.register_bytes / exact(options.usable)
     resident = held.resident_seconds
     return (
         found.name,
@@ -96,7 +98,7 @@ def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tu
         float(way.value_bytes + way.index_bytes),
         round(held.weight_bytes),
         round(held.weight_bytes_per_sm),
-        float(100 * held.weight_bytes_per_sm / (found.register_bytes or 0)),
+        float(100 * held.weight_bytes_per_sm / registers),
         held.resident_in,
         held.largest,
         held.largest_with_shared,
@@ -135,7 +137,7 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
     layers = "one layer" if config.layers == 1 else f"{config.layers} layers"
     lines = [
         "storage: density, then bytes per value + bytes per index",
-        "u percent: registers that the weights need, of those of " + sms,
+        f"u percent: share of the registers of {sms} that the weights need",
         f"largest hidden: the largest hidden size whose weights fit in u = {options.usable:g} of "
         f"the registers of {sms}, evenly spread (--usable, --sms); published dense kernels use "
         "0.844 to 0.875",

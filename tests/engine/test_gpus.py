@@ -230,7 +230,7 @@ class TestCommands:
         outcome = memcalc(f"rnn --gpu {name} --format json")
         if lacking := missing(gpu(name)):
             assert outcome.status == 2
-            assert f"rnn needs of {name} what is not known: {', '.join(lacking)}" in outcome.err
+            assert f"the catalogue lacks its {', '.join(lacking)}" in outcome.err
         else:
             assert {row["gpu"] for row in outcome.document["rows"]} == {name}
 

@@ -422,5 +422,5 @@ def test_a_pair_may_have_any_widths():
 def test_a_gpu_whose_chip_is_not_known_is_refused(memcalc):
     outcome = memcalc("rnn --gpu gb200")
     assert (outcome.status, outcome.out) == (2, "")
-    assert "rnn needs of gb200 what is not known: SMs, fp32 FLOP/s" in outcome.err
+    assert "rnn cannot answer for gb200: the catalogue lacks its SMs, fp32 FLOP/s" in outcome.err
     assert "gb200" not in memcalc("rnn --gpu all --format csv").out
