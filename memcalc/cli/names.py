@@ -156,7 +156,7 @@ def hint(wrong: str, known: Collection[str], command: str) -> str:
     name = f"--{wrong.lstrip('-').replace('_', '-').lower()}"
     if wrong != name and name in known:
         return f"did you mean {name}?"
-    if name in CONCEPTS:
+    if name in CONCEPTS and f"{name}-size" not in known:  # of rnn, which has sizes of its own
         return CONCEPTS[name]
     if others := _commands_with(ALIASES.get(name, (name,))[0]):
         more = " and others" if len(others) > 3 else ""

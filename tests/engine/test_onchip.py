@@ -329,6 +329,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
+            ("--hidden 9", "no option --hidden; did you mean --hidden-size?"),
             ("--density 0", "density must be a number from 1e-06 to 1, not 0.0"),
             ("--density nan", "--density must be a number, not 'nan'"),
             ("--hidden-size 0", "--hidden-size must be a whole number from 1 to 16,777,216, not"),
