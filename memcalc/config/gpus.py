@@ -95,7 +95,7 @@ def budget(text: str) -> int:
     found = _found(text)
     if found is None:
         raise ConfigError(
-            f"budget {text[:40]!r} is neither a size with its unit, as 80GB or 80GiB, nor a GPU; "
+            f"budget {text[:40]!r} must be a size with its unit, such as 80GB or 80GiB, or a GPU; "
             f"{_hint(text)}"
         )
     return found.memory_bytes

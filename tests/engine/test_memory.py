@@ -314,7 +314,7 @@ class TestFits:
         outcome = memcalc(f"memory 22b --budget {size}")
         assert outcome.status == 2
         assert outcome.err.count("\n") == 1
-        assert "neither a size with its unit, as 80GB or 80GiB, nor a GPU" in outcome.err
+        assert "must be a size with its unit, such as 80GB or 80GiB, or a GPU" in outcome.err
 
 
 def report_index(report, name):
