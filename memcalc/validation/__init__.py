@@ -1,1 +1,1 @@
-"""Validation: what real PyTorch layers keep, against the ledger. The only home of torch."""
+"""Compare the ledger with real PyTorch layers. Only this package imports torch."""

@@ -1,6 +1,6 @@
 """What PyTorch's caching allocator counts as allocated for storages of given sizes.
 
-Its rules are those of ``memcalc.analysis.segments``; segments that expand are always split.
+The rules are those of ``memcalc.analysis.segments``; expandable segments are always split.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,8 +13,8 @@ def allocated(sizes: Iterable[int], expandable: bool) -> tuple[int, int]:
 
     Args:
         sizes: Bytes of each storage.
-        expandable: Whether its segments expand (``expandable_segments:True``); then the two are the
-            same, whatever was allocated before.
+        expandable: Whether segments expand (``expandable_segments:True``). Then both numbers are
+            equal: they do not depend on earlier allocations.
 
     >>> allocated([24, 2**21], expandable=True), allocated([24, 2**21], expandable=False)
     ((2097664, 2097664), (2097664, 3146240))
@@ -25,7 +25,7 @@ def allocated(sizes: Iterable[int], expandable: bool) -> tuple[int, int]:
 
 
 def unknown(environment: Mapping[str, str]) -> list[str]:
-    """Settings of the allocator under which the rules here are not its own.
+    """Settings under which the allocator follows other rules than these.
 
     >>> unknown({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
     ['backend:cudaMallocAsync']

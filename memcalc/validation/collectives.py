@@ -1,6 +1,6 @@
-"""The four conjugate collectives, as Megatron-LM writes them: f, f-bar, g, g-bar.
+"""The four conjugate collectives, with Megatron-LM's names: f, f-bar, g and g-bar.
 
-The sequence is the first axis. A linear behind g keeps the shard and gathers it again in backward.
+The sequence is the first axis. A linear after g saves its shard, and gathers it again in backward.
 """
 
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-_shapes_alone: list[Any] = []  # how many ranks there would be, where there are none
+_shapes_alone: list[Any] = []  # the number of pretended ranks, while only shapes matter
 
 
 @contextmanager
 def shapes_alone(t: Any) -> Iterator[None]:
-    """Collectives of shapes among t ranks that are not there: t may be a symbol."""
+    """Make collectives return tensors of the right shapes for t pretended ranks, or a symbol t."""
     _shapes_alone.append(t)
     try:
         yield
@@ -44,7 +44,7 @@ def reduce(partial: Tensor) -> Tensor:
 
 
 def reduce_scatter(partial: Tensor) -> Tensor:
-    """A partial sum (s, ...) on every rank -> its own part of the sum, (s/t, ...), on each.
+    """A partial sum (s, ...) on every rank -> the rank's part of the sum, (s/t, ...).
 
     gloo has no reduce-scatter, so every backend reduces and slices.
     """
@@ -54,7 +54,7 @@ def reduce_scatter(partial: Tensor) -> Tensor:
 
 
 class Copy(Function):
-    """f: nothing forward, an all-reduce backward."""
+    """f: identity forward, all-reduce backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Copy(Function):
 
 
 class Reduce(Function):
-    """f-bar: an all-reduce forward, nothing backward."""
+    """f-bar: all-reduce forward, identity backward."""
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Reduce(Function):
 
 
 class Gather(Function):
-    """g: an all-gather forward, a reduce-scatter backward."""
+    """g: all-gather forward, reduce-scatter backward."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Gather(Function):
 
 
 class ReduceScatter(Function):
-    """g-bar: a reduce-scatter forward, an all-gather backward."""
+    """g-bar: reduce-scatter forward, all-gather backward."""
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor) -> Tensor:
@@ -110,18 +110,18 @@ class ReduceScatter(Function):
 
 
 class GatheredLinear(Function):
-    """g and a linear in one, x (s/t, b, h) -> (s, b, out): keeps the shard alone."""
+    """g and a linear in one, x (s/t, b, h) -> (s, b, out); it saves only the shard."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        """One product a weight (out, h) with the gathered input."""
+        """One GEMM of the gathered input per weight (out, h)."""
         ctx.save_for_backward(shard, *weights)
         x = gather(shard)
         return tuple(x @ weight.t() for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of the shard, and of each weight by the input gathered again."""
+        """The gradients of the shard and of the weights, with the input gathered again."""
         shard, *weights = ctx.saved_tensors
         x = gather(shard).flatten(0, 1)
         dx = sum(grad @ weight for grad, weight in zip(grads, weights, strict=True))

@@ -1,4 +1,4 @@
-"""CUDA: the device itself, what its allocator counts, and whether a layer fits it."""
+"""CUDA: the GPU, and what PyTorch's allocator counts on it."""
 
 import os
 from collections.abc import Callable
@@ -14,13 +14,13 @@ def available() -> bool:
 
 
 def prepare(rank: int) -> None:
-    """Make a rank's GPU the current one, with segments that expand unless somebody said otherwise.
+    """Select a rank's GPU, with expandable segments unless the environment sets them otherwise.
 
-    Under such segments what the allocator counts does not depend on what was allocated before. They
-    are set also where the environment has said so: PyTorch 2.9 does not listen to its
-    PYTORCH_ALLOC_CONF (issue 183387).
+    With expandable segments the allocator's count does not depend on earlier allocations. The
+    setting is repeated where the environment has it, as PyTorch 2.9 ignores PYTORCH_ALLOC_CONF
+    (issue 183387).
     """
-    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # not before PyTorch 2.10
+    setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # since PyTorch 2.10
     (setter or torch.cuda.memory._set_allocator_settings)(
         f"expandable_segments:{segments_expand()}"
     )
@@ -28,29 +28,29 @@ def prepare(rank: int) -> None:
 
 
 def index(rank: int) -> int:
-    """Which of its machine's GPUs a rank has: as torchrun says, else the one of its number."""
+    """The index of a rank's GPU on its machine: LOCAL_RANK of torchrun, or else the rank."""
     return int(os.environ.get("LOCAL_RANK", rank))
 
 
 def free() -> int:
-    """Memory that is free on this process's GPU, or that PyTorch holds there and nobody uses."""
+    """Bytes that are free on this process's GPU, with those that PyTorch has cached."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(index(0))[0]
 
 
 def segments_expand() -> bool:
-    """Whether the allocator's segments expand: as the environment says, else as ``prepare`` did."""
+    """Whether the allocator's segments expand: as the environment says, else as in ``prepare``."""
     return expandable(os.environ) is not False
 
 
 def settle() -> None:
-    """Wait for what runs, and let the allocator give back what nobody holds."""
+    """Wait for running kernels, and free the allocator's cache."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 
 
 def peak_of(function: Callable[[], object]) -> int:
-    """The most that the allocator counts while a function runs, beyond what it counted before."""
+    """The peak of the allocator's count while a function runs, less its count before."""
     settle()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -60,7 +60,7 @@ def peak_of(function: Callable[[], object]) -> int:
 
 
 def described() -> str:
-    """The GPU, and the versions that ran on it."""
+    """The GPU and the CUDA version."""
     major, minor = torch.cuda.get_device_capability()
     return (
         f"{torch.cuda.get_device_name()} (compute capability {major}.{minor}), "

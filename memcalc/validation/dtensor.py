@@ -1,7 +1,7 @@
-"""A layer in torch's own tensor parallelism: plain modules, which ``parallelize_module`` splits.
+"""A layer under PyTorch's tensor parallelism: plain modules, which ``parallelize_module`` shards.
 
-The modules are written as for one rank; what a rank holds, gathers and reduces is DTensor's doing.
-Layout is (s, b, h), so that sequence parallelism splits the first axis.
+The modules are written for one rank; DTensor shards, gathers and reduces. The layout is (s, b, h),
+so sequence parallelism shards the first axis.
 """
 
 import torch
@@ -13,7 +13,7 @@ from memcalc.errors import UsageError
 from memcalc.validation import kernels
 from memcalc.validation.modules import FlashCore, Op, Place, UnfusedCore, region
 
-# The ledger's operations, and the modules, that go by another's name.
+# Operations of the ledger, and modules, that have another module's name in the comparison.
 OPERATIONS = {
     "attention_enter": "attention",
     "attention_residual": ".",
@@ -28,27 +28,27 @@ MODULES = {
 
 
 def require(config: Config) -> None:
-    """Refuse what torch's tensor parallelism does not split, and what is another's to count.
+    """Refuse what PyTorch's tensor parallelism cannot shard, and other implementations.
 
     Raises:
-        UsageError: With what there is instead.
+        UsageError: With what to choose instead.
     """
     name, model, t = config.run.implementation.name, config.model, config.parallel.tp
     if name != "torch":
-        raise UsageError(f"torch's own layer is the implementation torch, not {name}")
+        raise UsageError(f"--against torch needs --implementation torch, not {name}")
     if model.kv_heads < t:
         raise UsageError(
-            "torch's tensor parallelism gives no two ranks the same head: "
-            f"tensor parallel {t} is more than kv_heads {model.kv_heads}"
+            f"--against torch needs --tp of at most {model.kv_heads} (the key-value heads), not {t}; "
+            "DTensor does not replicate heads"
         )
     if model.kv_heads != model.heads and config.run.implementation.attention == "unfused":
-        raise UsageError("torch's own layer has flash attention where queries are grouped")
+        raise UsageError("--against torch needs --attention flash for a model with GQA")
 
 
 class TorchLayer(nn.Module):
     """A transformer layer, x (s, b, h) or (s/t, b, h) -> the same: pre-norm, with residuals.
 
-    Weights are drawn from a seed, whole, on every rank, before they are split.
+    Every rank draws the whole weights from one seed, before they are sharded.
     """
 
     def __init__(self, config: Config, place: Place) -> None:
@@ -86,7 +86,7 @@ class RmsNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """x (s, b, h) -> (s, b, h), by as many heads as the projections give a rank."""
+    """x (s, b, h) -> (s, b, h), with the heads of a rank's shard of the projections."""
 
     def __init__(self, config: Config, place: Place) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """x (s, b, h) -> (s, b, h), through a width of f, gated or not."""
+    """x (s, b, h) -> (s, b, h), through f features, gated or not."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -148,8 +148,8 @@ class Mlp(nn.Module):
 
 
 def _parallelize(layer: nn.Module, place: Place) -> None:
-    """Split a layer's weights, and what runs through it, over the ranks of the process group."""
-    # they load for half a second, which other layers need not wait for
+    """Shard a layer's weights and activations over the ranks of the process group."""
+    # imported here, as they take half a second that other layers need not wait for
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -174,6 +174,6 @@ def _parallelize(layer: nn.Module, place: Place) -> None:
             plan[name] = PrepareModuleInput(
                 input_layouts=outside, desired_input_layouts=Replicate()
             )
-    # there is no mesh of meta: one of the CPU leaves tensors on meta as they are
+    # there is no mesh of device meta; a CPU mesh leaves tensors on meta
     mesh = init_device_mesh("cpu", (place.t,))
     parallelize_module(layer, mesh, plan, src_data_rank=None)

@@ -1,7 +1,7 @@
-"""The families of Hugging Face's layers: class, words for a model's facts, and modules' names.
+"""The families of Hugging Face's layers: their classes, config.json keys and modules' names.
 
-A family's words say a Model as the family's config.json would; ``memcalc.config.readers`` reads
-them back, and what comes back tells whether the family has such a layer.
+``described`` writes a Model as the family's config.json. ``memcalc.config.readers`` reads it back,
+and the difference says whether the family has such a layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ class Family(NamedTuple):
 
     Attributes:
         layer: Its class in transformers.
-        words: For each key of its config.json the attribute of Model that it says, or a function
-            of a Model and the kind of layer.
-        names: For each part of the layer the ledger's operations and the layer's modules that work
-            on it; a module that goes by the part's own name is not listed.
+        words: For each key of its config.json an attribute of Model, or a function of a Model and
+            the kind of layer.
+        names: For each part of the layer, the ledger's operations and the layer's modules in it,
+            except the module of the part's own name.
     """
 
     layer: str
@@ -30,7 +30,7 @@ class Family(NamedTuple):
     names: Mapping[str, tuple[str, ...]]
 
 
-# --- what a family's config.json says ----------------------------------------------------------
+# --- keys of config.json -----------------------------------------------------------------------
 
 _GATES = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "clamped_swiglu": "silu"}
 _PLAIN = {"squared_relu": "relu2"}
@@ -49,7 +49,7 @@ def _nope(model: Model, kind: str) -> int:
 
 
 def _shared_experts(model: Model, kind: str) -> int | None:
-    """How many shared experts there are, each as wide as one of the others."""
+    """The number of shared experts, each as wide as a routed expert."""
     width = model.expert_ffn_size
     return model.shared_ffn_size // width if model.shared_ffn_size and width else None
 
@@ -59,7 +59,7 @@ def _first_dense(model: Model, kind: str) -> int:
 
 
 def _dense_layers(model: Model, kind: str) -> list[int]:
-    """The dense layers: of a model with the kind as its first, or where none is said, its own."""
+    """The dense layers of a model whose first layer is of a kind; without a kind, the model's."""
     if kind:
         return [0] if kind in _DENSE_KINDS else []
     return [number for number, moe in enumerate(model.moe_layers or ()) if not moe]
@@ -124,11 +124,11 @@ _LATENT: dict[str, Word] = {
     "q_lora_rank": "q_lora_rank",
 }
 
-# --- how parts are called ----------------------------------------------------------------------
+# --- names of parts ----------------------------------------------------------------------------
 
 
 def _norm(name: str) -> tuple[str, ...]:
-    """A norm's operations, be it one kernel or a chain."""
+    """A norm's operations, fused or unfused."""
     return name, f"{name}_fp32", f"{name}_normalise", f"{name}_normalised"
 
 
@@ -362,7 +362,7 @@ FAMILIES: dict[str, Family] = {
             "hidden_act": _plain,
             "use_bias": "mlp_bias",
             "residual_dropout": "hidden_dropout",
-            # those of its class are outside its vocabulary, of which transformers warns
+            # the class's defaults are outside the vocabulary, and transformers would warn
             "bos_token_id": lambda model, kind: None,
             "eos_token_id": lambda model, kind: None,
         },
@@ -409,9 +409,9 @@ FAMILIES: dict[str, Family] = {
 
 
 def described(family: str, model: Model, kind: str = "") -> dict[str, Any]:
-    """A model as a family's config.json would say it, with a layer of some kind as its first.
+    """A model as a config.json of a family, whose first layer is of a kind.
 
-    Without a kind its layers are as they are.
+    Without a kind the layers are the model's.
 
     >>> from memcalc.config import load
     >>> described("gpt2", load("gpt2").model, "dense")["n_inner"]
@@ -424,9 +424,9 @@ def described(family: str, model: Model, kind: str = "") -> dict[str, Any]:
 
 
 def parts(family: str, kind: str = "") -> dict[str, str]:
-    """The part of a family's layer that each operation of the ledger, and each module, works on.
+    """The part of a family's layer that each operation of the ledger and each module belongs to.
 
-    A dense layer among those with experts has an MLP's parts.
+    A dense layer of a MoE model has the parts of an MLP.
     """
     names = FAMILIES[family].names
     if kind in _DENSE_KINDS and "experts" in names:

@@ -1,9 +1,9 @@
-"""Fused kernels: PyTorch's own, or stand-ins that keep for backward what the fused ones keep.
+"""Fused kernels: PyTorch's own, or stand-ins that save the same tensors for backward.
 
-On meta and on the CPU PyTorch would fall back to chains of operations that keep other tensors
-(scaled_dot_product_attention to its math form, rms_norm to fp32 copies). What PyTorch has no kernel
-for (the packed gate, rotary positions, as Megatron-core and Transformer Engine fuse them) is stood
-in for everywhere.
+On meta and on the CPU PyTorch would run unfused operations, which save other tensors: unfused
+attention for scaled_dot_product_attention, fp32 copies for rms_norm. Kernels that PyTorch does not
+have at all (Megatron-core's and Transformer Engine's gated activation and rotary positions) have
+stand-ins on every device.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,15 +22,15 @@ from memcalc.errors import UsageError
 from memcalc.graph.ops import BIAS_TILE
 
 SEQUENCES = (torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu)
-CUDNN = "op by op; on CUDA it is cuDNN's, which keeps its output and a reserve of its own"
-FLASH_RNG_BYTES = 24  # PyTorch's flash kernel keeps a seed with its offset, and 8 bytes more
+CUDNN = "run op by op here; on CUDA it is cuDNN's, which saves its output and a reserve instead"
+FLASH_RNG_BYTES = 24  # PyTorch's flash kernel saves a seed with its offset, and 8 bytes more
 ATTENTION, RMS_NORM = F.scaled_dot_product_attention, F.rms_norm
 State = tuple[Tensor, ...]  # of a recurrent cell
 EFFICIENT_ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
-    """Dropout whose mask is a byte an element on every device (F.dropout's is wider off CUDA)."""
+    """Dropout with a mask of one byte per element (F.dropout's is wider off CUDA)."""
     return torch.native_dropout(x, probability, True)[0] if probability else x
 
 
@@ -53,8 +53,8 @@ def flash_attention(
 ) -> Tensor:
     """q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d), causal or not, in one kernel.
 
-    The arguments are those of ``FlashAttention``, and the probability of dropout, for which CUDA's
-    kernel keeps nothing more; the CPU's has no dropout.
+    The arguments are those of ``FlashAttention``, and the probability of dropout. CUDA's kernel
+    saves nothing more for dropout; the CPU's kernel has none.
     """
     if q.is_cuda or (q.is_cpu and not probability):
         return native_flash_attention(q, k, v, probability, causal)
@@ -68,7 +68,7 @@ def native_flash_attention(
     """PyTorch's own flash kernel.
 
     Raises:
-        UsageError: It has none for these tensors on this device.
+        UsageError: PyTorch has no flash kernel for these tensors on this device.
     """
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -80,23 +80,23 @@ def native_flash_attention(
         if "No available kernel" not in str(error):
             raise
         raise UsageError(
-            f"PyTorch has no flash kernel on this {q.device.type} for heads of {q.shape[-1]} in "
+            f"PyTorch has no flash kernel on this {q.device.type} for head size {q.shape[-1]} in "
             f"{q.dtype}; choose --attention unfused"
         ) from error
 
 
 class CudaKernels(TorchFunctionMode):
-    """What CUDA runs in the place of what meta would: dropout, attention, RMSNorm, gated cells.
+    """Replaces what meta runs by CUDA's kernels: dropout, attention, RMSNorm, LSTM and GRU cells.
 
-    Dropout's mask is a byte an element; attention is a flash kernel, or the memory-efficient one
-    where it has a mask or is in fp32, or no fused one where heads share a key without being told
-    (PyTorch's sdp_utils.cpp); RMSNorm is one kernel, and so is a cell of an LSTM or a GRU.
+    Dropout's mask has one byte per element. Attention is the flash kernel; with a mask or in fp32
+    the memory-efficient kernel; and unfused for GQA without ``enable_gqa`` (PyTorch's
+    sdp_utils.cpp). RMSNorm is one kernel, and so is a cell of an LSTM or a GRU.
 
     Args:
-        rng_bytes: Bytes of random-number state that the flash kernel keeps.
+        rng_bytes: Bytes of random-number state that the flash kernel saves.
 
     Attributes:
-        otherwise: What ran that CUDA runs otherwise, and nothing here stands in for.
+        otherwise: Functions that ran, that CUDA runs differently, and that have no stand-in.
     """
 
     def __init__(self, rng_bytes: int = FLASH_RNG_BYTES) -> None:
@@ -112,8 +112,8 @@ class CudaKernels(TorchFunctionMode):
         self.otherwise: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Put CUDA's kernel in place of a function."""
-        if func is F.multi_head_attention_forward:  # whose own calls no mode sees
+        """Run CUDA's kernel instead of a function."""
+        if func is F.multi_head_attention_forward:  # a mode does not see the calls inside it
             with _standing_in(self.functions):
                 return func(*args, **(kwargs or {}))
         if func in SEQUENCES:
@@ -132,7 +132,7 @@ class CudaKernels(TorchFunctionMode):
     ) -> Tensor:
         q, k, v = query, key, value
         alike = k.shape[1] == q.shape[1] or others.get("enable_gqa", False)
-        if q.dim() != 4 or not alike:  # no fused kernel takes it
+        if q.dim() != 4 or not alike:  # no fused kernel supports it
             return ATTENTION(q, k, v, attn_mask, dropout_p, is_causal, **others)
         if attn_mask is None and q.dtype != torch.float32:
             out: Tensor = FlashAttention.apply(q, k, v, self.rng_bytes, "bs", is_causal)
@@ -148,7 +148,7 @@ class CudaKernels(TorchFunctionMode):
 
 @contextmanager
 def _standing_in(functions: dict[Any, Any]) -> Iterator[None]:
-    """Put functions in the places of torch.nn.functional's own."""
+    """Replace functions of torch.nn.functional, and put them back in the end."""
     theirs = {function.__name__: function for function in functions}
     for name, function in theirs.items():
         setattr(F, name, functions[function])
@@ -186,26 +186,26 @@ def _lstm_cell(x: Tensor, states: State, w_ih: Tensor, w_hh: Tensor, *biases: An
 
 
 def _as_bias(mask: Tensor, q: Tensor) -> Tensor:
-    """A mask as what the memory-efficient kernel adds to scores."""
+    """A mask as the bias that the memory-efficient kernel adds to the scores."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask.logical_not(), float("-inf"))
 
 
 def _padded(bias: Tensor) -> Tensor:
-    """A bias with rows of a multiple of 8, of which PyTorch takes a view (attention.cpp: pad_bias).
+    """A view of a bias whose rows are padded to a multiple of 8 (attention.cpp: pad_bias).
 
-    It asks for the strides of all but the last axis, which of a dense bias are multiples of it.
+    The kernel needs aligned strides of all axes but the last.
     """
     *others, keys = bias.shape
-    if not keys % BIAS_TILE > 0:  # an inequality: a symbolic size stays one
+    if not keys % BIAS_TILE > 0:  # an inequality, as an equation would fix a symbolic size
         return bias
     wide = bias.new_zeros(*others, ceil(keys / BIAS_TILE) * BIAS_TILE)
     return wide[..., :keys].copy_(bias)
 
 
 class RmsNorm(Function):
-    """x (..., h) -> (..., h): keeps x and the fp32 reciprocal norm, as PyTorch's fused kernel."""
+    """x (..., h) -> (..., h); saves x and the fp32 reciprocal norm, as PyTorch's fused kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -228,12 +228,12 @@ class RmsNorm(Function):
 
 
 class FlashAttention(Function):
-    """q (b, a, s, d), k and v (b, k, s, d), however they lie in memory -> (b, a, s, d).
+    """q (b, a, s, d), k and v (b, k, s, d), of any memory layout -> (b, a, s, d).
 
-    Keeps q, k, v, the output, the fp32 log-sum-exp and the state of the random numbers; backward
-    makes the probabilities again, as FlashAttention does, though not in tiles. The output lies in
-    memory as ``order`` says: tokens or batch first, heads and their elements last, as CUDA's does.
-    Attention is causal, unless it is said not to be.
+    It saves q, k, v, the output, the fp32 log-sum-exp and the random-number state. Backward
+    recomputes the probabilities as FlashAttention does, though not in tiles. ``order`` gives the
+    memory layout of the output: ``sb``, tokens first, or ``bs``, batch first; heads and their
+    elements last.
     """
 
     @staticmethod
@@ -261,7 +261,7 @@ class FlashAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """From the probabilities, made again."""
+        """The gradients, from recomputed probabilities."""
         q, k, v, out, lse, *_ = ctx.saved_tensors
         dy = grads[0].float()
         probs = torch.exp(_scores(q, k, ctx.causal) - lse.unsqueeze(-1))
@@ -274,7 +274,7 @@ class FlashAttention(Function):
 
 
 class GatedActivation(Function):
-    """packed (..., 2f) -> (..., f): act(gate) * up, keeping the packed input alone."""
+    """packed (..., 2f) -> (..., f): act(gate) * up; it saves only the packed input."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, kind: str) -> Tensor:
@@ -285,7 +285,7 @@ class GatedActivation(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Through the same two operations, made again."""
+        """The gradient, through the recomputed operations."""
         (packed,) = ctx.saved_tensors
         with torch.enable_grad():
             again = packed.detach().requires_grad_()
@@ -294,10 +294,10 @@ class GatedActivation(Function):
 
 
 class FusedGru(Function):
-    """Both products (b, 3h), the state and both biases -> the next state, in one kernel.
+    """Both GEMMs' outputs (b, 3h), the state and both biases -> the next state, in one kernel.
 
-    Keeps its inputs and a workspace: reset, update and new gate, the state, and the new gate's part
-    of the recurrent product, as ``_thnn_fused_gru_cell``.
+    It saves its inputs and a workspace of the reset, update and new gates, the state, and the new
+    gate's part of the recurrent GEMM, as ``_thnn_fused_gru_cell`` does.
     """
 
     @staticmethod
@@ -316,7 +316,7 @@ class FusedGru(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        """By the chain rule, from the workspace alone."""
+        """By the chain rule, from the workspace."""
         reset, update, new, state, candidate = ctx.saved_tensors[3].chunk(5, 1)
         dy = grads[0]
         d_new = dy * (1 - update) * (1 - new**2)
@@ -328,9 +328,10 @@ class FusedGru(Function):
 
 
 class FusedLstm(Function):
-    """Both products (b, 4h), the memory and both biases -> next state and memory, in one kernel.
+    """Both GEMMs' outputs (b, 4h), cell state and both biases -> the next states, in one kernel.
 
-    Keeps its products, both memories and a workspace of the gates, as ``_thnn_fused_lstm_cell``.
+    It saves the GEMMs' outputs, both cell states and a workspace of the gates, as
+    ``_thnn_fused_lstm_cell`` does.
     """
 
     @staticmethod
@@ -348,7 +349,7 @@ class FusedLstm(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        """By the chain rule, from the memories and the workspace."""
+        """By the chain rule, from the cell states and the workspace."""
         memory, next_, workspace = ctx.saved_tensors[2:]
         in_, forget, cell, out = workspace.chunk(4, 1)
         dy, d_next = grads
@@ -392,9 +393,9 @@ def angles(s: int, d: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Ten
 
 
 class Rotate(Function):
-    """Rotary positions of x (s, b, heads, d): each half turned by the angles of its token.
+    """Rotary positions of x (s, b, heads, d): the halves rotated by the angles of each token.
 
-    Nothing of x is kept; the angles are the whole model's.
+    It does not save x; the angles exist once per model.
     """
 
     @staticmethod
@@ -416,7 +417,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The two halves of the last axis, whose size may be a symbol."""
+    """The halves of the last axis, whose size may be a symbol."""
     size = x.shape[-1] // 2
     return x.narrow(-1, 0, size), x.narrow(-1, size, size)
 
@@ -437,11 +438,11 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 
 def _repeat(x: Tensor, q: Tensor) -> Tensor:
-    """Key-value heads repeated to the query's."""
+    """Key or value heads, repeated to as many as query heads."""
     return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
 def _fold(grad: Tensor, x: Tensor) -> Tensor:
-    """A gradient of repeated heads summed to those that there are."""
+    """A gradient of repeated heads, summed over the copies."""
     b, heads, s, d = x.shape
     return grad.reshape(b, heads, -1, s, d).sum(2).to(x.dtype)

@@ -1,9 +1,9 @@
-"""Measuring: which storages autograd keeps alive after a forward pass, and who made and saved them.
+"""Measure which storages autograd keeps alive after a forward pass, and what made and saved them.
 
-Two counts in one run must agree. Saved-tensor hooks hand out a handle for every tensor that is
-packed; what is alive is a handle that still is (packed is not alive: a checkpoint drops what it
-packed inside). A dispatch mode sees every storage that is born, and a finaliser sees it die; what
-is left is what the hooks found, and the outputs.
+Two counts in one run must agree. First, saved-tensor hooks give a handle for every tensor that is
+packed, and the tensors of the handles that are still alive count (a checkpoint drops what it packs
+inside). Second, a dispatch mode sees every new storage, and a finaliser sees it freed; what is left
+must be what the hooks found, and the outputs.
 """
 
 import time
@@ -23,25 +23,25 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-UNSEEN = "constant"  # as the index that a list becomes inside of PyTorch
+UNSEEN = "constant"  # made inside PyTorch, as the index of a list
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A storage that is kept for backward.
+    """A storage that is saved for backward.
 
     Attributes:
-        bytes: Its size: all of the storage, also where only a view of it is saved.
-        made_by: The module in which it was born, or the buffer that it is; nothing for an input.
-        saved_by: The modules in which it was saved; none of what is alive without being saved, as
-            the cache of a selective checkpoint, or what a caller holds.
+        bytes: The size of the whole storage, also if only a view of it is saved.
+        made_by: The name of the module that made it, or of the buffer; empty for an input.
+        saved_by: The modules that save it; empty for what is alive but not saved, as the cache of a
+            selective checkpoint.
         shape: The shape of a tensor saved on it.
-        path: The whole path of the module in which it was born; nothing for an input or a buffer.
-        op: The operation that made it; nothing for an input or a buffer; ``constant`` where nobody
-            saw its birth, and the path is of who saved it.
-        dtype: The type of its elements.
-        size: Its bytes as a sympy expression, where sizes are symbols; ``bytes`` are then those at
-            the sizes by which PyTorch decides.
+        path: The path of the module that made it; empty for an input or a buffer.
+        op: The operation that made it; empty for an input or a buffer. For ``constant`` the
+            operation is not known, and ``path`` is the module that saves it.
+        dtype: Its dtype.
+        size: Its bytes as a sympy expression, if sizes are symbols; ``bytes`` then holds at the
+            example sizes.
     """
 
     bytes: int
@@ -56,18 +56,18 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a forward pass keeps.
+    """What a forward pass saves for backward.
 
     Attributes:
-        stored: The storages that are saved and alive, without parameters, and those that were born
-            in the pass and are alive without being saved; those from outside first, then in the
-            order of their birth.
-        live_bytes: Storages born in the pass and still alive, by the second count.
-        born_bytes: Those of them in ``stored``.
-        output_bytes: Those of the outputs that nothing saved.
-        peak_bytes: The most that was alive of storages born in the pass.
-        sizes: Bytes of each storage that was born in the pass and is alive at its end.
-        allocated_bytes: What the device's allocator counts for these, or None.
+        stored: The storages that are saved, without parameters, and those made in the pass that are
+            alive but not saved. Storages from before the pass come first, then the order in which
+            they were made.
+        live_bytes: Bytes made in the pass and still alive, by the second count.
+        born_bytes: Bytes of them in ``stored``.
+        output_bytes: Bytes of them in outputs that are not saved.
+        peak_bytes: The most bytes made in the pass that were alive at once.
+        sizes: Bytes of each storage made in the pass and alive at its end.
+        allocated_bytes: The device's allocator's count of these, or None.
     """
 
     stored: tuple[Stored, ...]
@@ -80,7 +80,7 @@ class Measured:
 
     @property
     def bytes(self) -> int:
-        """All that is kept."""
+        """The bytes of all storages."""
         return sum(each.bytes for each in self.stored)
 
     @property
@@ -90,7 +90,7 @@ class Measured:
 
 
 class _Handle:
-    """What a hook hands out for a packed tensor: alive as long as autograd holds it."""
+    """What a hook returns for a packed tensor; it lives as long as autograd keeps it."""
 
     __slots__ = ("__weakref__", "saved_by", "tensor")
 
@@ -100,7 +100,7 @@ class _Handle:
 
 
 class _Birth(NamedTuple):
-    """A storage that was born: by its first tensor, in a module, by an operation."""
+    """A new storage: its module, its operation and its first tensor."""
 
     path: str
     op: str
@@ -115,7 +115,7 @@ class _Birth(NamedTuple):
 
 @dataclass
 class _Births(TorchDispatchMode):
-    """Where every storage is born, and how many bytes of them are alive."""
+    """Records where every storage is made, and how many bytes are alive."""
 
     module: Callable[[], str]
     births: dict[int, _Birth] = field(default_factory=dict)
@@ -126,8 +126,8 @@ class _Births(TorchDispatchMode):
         super().__init__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and note the storages that it makes."""
-        # torch.tensor makes its storage unseen, and is first seen being lifted
+        """Run the operation, and record the storages that it makes."""
+        # the storage of torch.tensor is first seen in lift_fresh
         given = () if func is torch.ops.aten.lift_fresh.default else (args, kwargs)
         known = {_key(t) for t in tree_leaves(given) if isinstance(t, Tensor)}
         out = func(*args, **(kwargs or {}))
@@ -148,7 +148,7 @@ class _Births(TorchDispatchMode):
 
     def _died(self, key: int, size: int) -> None:
         self.alive -= size
-        del self.births[key]  # keys are used again
+        del self.births[key]  # keys are reused
 
 
 def measure(
@@ -157,13 +157,13 @@ def measure(
     allocated: Callable[[], int] | None = None,
     keywords: Mapping[str, Any] | None = None,
 ) -> Measured:
-    """Run a module forward and see what autograd keeps.
+    """Run a module forward, and find the storages that autograd saves.
 
     Args:
-        module: The module; its submodules' names say who made and who saved a storage.
-        inputs: Its inputs. They count as kept where they are saved, and not as born.
-        allocated: What the device's allocator counts at this moment, if it has one.
-        keywords: Inputs that it takes by name.
+        module: The module; storages are named by its submodules.
+        inputs: Its positional arguments. They count if they are saved.
+        allocated: Returns the device's allocator's count, if there is one.
+        keywords: Its keyword arguments.
 
     >>> import torch
     >>> layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
@@ -188,7 +188,7 @@ def measure(
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda handle: handle.tensor):
             made = module(*inputs, **(keywords or {}))
         if isinstance(made, Iterator):
-            raise TypeError("it returns an iterator, whose work is not done yet")
+            raise TypeError("it returns an iterator, which has not run yet")
         returned = tree_leaves(made)
         outputs = [t for t in returned if isinstance(t, Tensor)]
     taken = allocated() - before if allocated else None
@@ -199,7 +199,7 @@ def measure(
     extra = {_key(t): _number(_nbytes(t)) for t in outputs if _key(t) not in found}
     _settle(lambda: not births.births.keys() - found.keys() - extra.keys())
     born = births.births
-    # in the order of their birth, after what was there before
+    # storages from before the pass come first
     known = [key for key in found if key not in born] + [key for key in born if key not in extra]
     stored = {
         key: _stored(found.get(key, []), born.get(key), buffers.get(key, ""), key in given)
@@ -217,10 +217,9 @@ def measure(
 
 
 def peak_bytes(modules: Sequence[nn.Module], x: Tensor) -> int:
-    """The most that is alive of what a chain of modules makes, forward and backward.
+    """The peak of the bytes that a chain of modules makes in forward and backward.
 
-    Gradients of parameters are freed as they are made, as they would be in buckets; what is left is
-    what is kept, and what comes and goes.
+    Gradients of parameters are freed at once, so the peak has saved tensors and temporary buffers.
     """
     for module in modules:
         for parameter in module.parameters():
@@ -239,7 +238,7 @@ def _forget(parameter: Tensor) -> None:
 
 
 def _settle(agree: Callable[[], bool]) -> None:
-    """Wait a little for the threads of collectives, which let go of their tensors late."""
+    """Wait a little for the threads of collectives, which free their tensors late."""
     tries = 200 if dist.is_initialized() and dist.get_backend() != "fake" else 0
     while tries and not agree():
         time.sleep(0.01)
@@ -248,7 +247,7 @@ def _settle(agree: Callable[[], bool]) -> None:
 
 @contextmanager
 def module_path(root: nn.Module) -> Iterator[Callable[[], str]]:
-    """The path of the module that is running; of the root itself, a dot."""
+    """The path of the module that is running; a dot for the root."""
     names = {module: name or "." for name, module in root.named_modules()}
     running: list[str] = []
 
@@ -270,7 +269,7 @@ def module_path(root: nn.Module) -> Iterator[Callable[[], str]]:
 
 
 def _stored(handles: list[_Handle], birth: _Birth | None, buffer: str, given: bool) -> Stored:
-    """A storage from its birth, where that was seen, else from who saved it."""
+    """A storage, described by what made it, or if that was not seen by what saved it."""
     savers = tuple(sorted({_last(handle.saved_by) for handle in handles}))
     shapes = [tuple(_plain(handle.tensor).shape) for handle in handles]
     if birth is None:
@@ -285,7 +284,7 @@ def _stored(handles: list[_Handle], birth: _Birth | None, buffer: str, given: bo
 
 
 def _there(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that a module has anyway, by name: its buffers, and what else it holds by one."""
+    """A module's buffers and its other tensors that are no parameters, by name."""
     for each in module.modules():
         for name, held in (*vars(each).items(), *each._buffers.items()):
             if isinstance(held, Tensor):
@@ -293,7 +292,7 @@ def _there(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _last(path: str) -> str:
-    """The last part of a module's path; of the root, a dot."""
+    """The last part of a module's path; a dot for the root."""
     return path.rpartition(".")[2] or "."
 
 
@@ -302,7 +301,7 @@ def _type(tensor: Tensor) -> str:
 
 
 def _key(tensor: Tensor) -> int:
-    """The identity of a storage: never its address, which is 0 on meta."""
+    """The identity of a storage (its address is 0 on meta)."""
     return _plain(tensor).untyped_storage()._cdata
 
 
@@ -311,12 +310,12 @@ def _nbytes(tensor: Tensor) -> Any:
 
 
 def _number(size: Any) -> int:
-    """A size, or where it is a symbol its value meanwhile, which decides nothing here."""
+    """A size, or the example value of a symbol."""
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The tensor that has the storage: a DTensor's local part, or what a collective awaits."""
+    """The tensor that has the storage: a DTensor's local shard, or a collective's result."""
     while is_traceable_wrapper_subclass(tensor):
         tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
     return tensor

@@ -1,8 +1,8 @@
-"""Megatron-core's own GPT layer (its local spec), on meta or on the CPU: nobody here wrote it.
+"""Megatron-core's own GPT layer (local spec), on meta or on the CPU.
 
-Megatron-core asks CUDA for its device and for its random numbers; off CUDA both are stood in for
-while the layer is built and run, and put back afterwards. Its norm for sequence parallelism comes
-from Apex or Transformer Engine, which need CUDA: PyTorch's stands in for it.
+Megatron-core takes its device and its random numbers from CUDA. While the layer is built and runs,
+stand-ins replace both. Its norm for sequence parallelism comes from Apex or Transformer Engine,
+which need CUDA; PyTorch's norm replaces it.
 """
 
 import warnings
@@ -21,7 +21,7 @@ from memcalc.validation import kernels
 from memcalc.validation.kernels import CudaKernels
 from memcalc.validation.modules import Place
 
-# The ledger's operations by the module of Megatron-core that does their work.
+# The module of Megatron-core that does each operation of the ledger.
 OPERATIONS = {
     "input_norm": "input_layernorm",
     "attention_enter": "linear_qkv",
@@ -35,7 +35,7 @@ OPERATIONS = {
     **dict.fromkeys(("mlp_enter", "fc1", "gelu", "silu", "swiglu", "geglu"), "mlp"),
 }
 
-# Its modules whose work the ledger's operations above share.
+# Its modules that count as another module above.
 MODULES = {"linear_fc1": "mlp", "self_attention": "linear_qkv"}
 
 
@@ -56,9 +56,9 @@ class MegatronLayer(nn.Module):
         parallel_state, _ = _core()
         enter, config, place = self.surroundings
         with enter(config, place), CudaKernels(0), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of CUDA's settings for overlap
+            warnings.simplefilter("ignore")  # about CUDA's settings for overlap
             out: Tensor = self.layer(x, attention_mask=self.later)[0]
-            # its buffer for scores is one for the whole model: nothing of it belongs to a layer
+            # its buffer for scores exists once per model, so it is no part of a layer
             parallel_state.destroy_global_memory_buffer()
             parallel_state._set_global_memory_buffer()
         return out
@@ -67,8 +67,8 @@ class MegatronLayer(nn.Module):
 def _core() -> tuple[Any, Any]:
     """Megatron-core's parallel state and random numbers.
 
-    Its imports warn of Apex and Transformer Engine, which are not there, and the layer's building
-    of options that are old: nothing that a user could mend.
+    Its imports warn that Apex and Transformer Engine are missing, and building a layer warns of
+    deprecated options. A user cannot change either, so the warnings are hidden.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -79,7 +79,7 @@ def _core() -> tuple[Any, Any]:
 
 @contextmanager
 def off_cuda(config: Config, place: Place) -> Iterator[None]:
-    """Megatron-core's surroundings without CUDA: groups, a device, and random numbers."""
+    """What Megatron-core needs without CUDA: process groups, a device and random numbers."""
     parallel_state, random = _core()
     replaced = [
         (torch.cuda, "current_device", lambda: torch.device(place.device)),
@@ -87,7 +87,7 @@ def off_cuda(config: Config, place: Place) -> Iterator[None]:
         (random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True),
         (random, "_get_cuda_rng_state", lambda *a, **k: torch.empty(0)),
         (random, "_set_cuda_rng_state", lambda *a, **k: None),
-        # experts' tokens are counted on a stream of their own
+        # the tokens of experts are counted on a separate stream
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "current_stream", lambda *a: _Stream()),
         (torch.cuda, "stream", lambda *a: nullcontext()),
@@ -109,7 +109,7 @@ def off_cuda(config: Config, place: Place) -> Iterator[None]:
 
 @contextmanager
 def groups(place: Place) -> Iterator[None]:
-    """Megatron-core's process groups, of which even a single rank needs one."""
+    """Megatron-core's process groups, which even a single rank needs."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     parallel_state, _ = _core()
@@ -126,7 +126,7 @@ def groups(place: Place) -> Iterator[None]:
 
 
 def require(config: Config) -> None:
-    """Refuse what Megatron-core's local layer is not built of here.
+    """Refuse what Megatron-core's local layer is not validated with.
 
     Raises:
         UsageError: With what to choose instead.
@@ -134,20 +134,19 @@ def require(config: Config) -> None:
     name, model = config.run.implementation.name, config.model
     if name not in ("paper", "megatron-local") or config.run.implementation.attention == "flash":
         raise UsageError(
-            "Megatron-core's local layer is the implementation paper or megatron-local"
+            "--against megatron needs --implementation paper or megatron-local, and --attention "
+            "unfused"
         )
     if not model.causal:
-        raise UsageError("Megatron-core's local layer is validated with a causal mask")
+        raise UsageError("--against megatron needs a causal model")
     if model.position == "rotary":
-        raise UsageError("Megatron-core's local layer is validated without rotary positions")
+        raise UsageError("--against megatron needs a model without rotary positions")
     if config.run.policy not in (POLICIES["none"], POLICIES["selective"]):
-        raise UsageError(
-            "Megatron-core's local layer is validated with the policies none, selective"
-        )
+        raise UsageError("--against megatron needs --recompute none or selective")
 
 
 class _Tracker:
-    """Random numbers whose state nobody keeps."""
+    """Megatron-core's tracker of random-number states, without any state."""
 
     def fork(self, *arguments: Any, **keywords: Any) -> Any:
         """Nothing to switch to."""
@@ -166,7 +165,7 @@ class _Tracker:
 
 
 class _Stream:
-    """A stream on which everything is done at once."""
+    """A CUDA stream on which everything is done at once."""
 
     def wait_stream(self, *streams: Any) -> None:
         """Nothing to wait for."""
@@ -175,12 +174,12 @@ class _Stream:
         """Nothing to wait for."""
 
     def record_event(self, *events: Any) -> "_Stream":
-        """What can be waited for as well."""
+        """Something to wait for, which is done already."""
         return self
 
 
 class _LayerNorm(nn.LayerNorm):
-    """PyTorch's LayerNorm where Megatron-core builds its own."""
+    """PyTorch's LayerNorm, with the arguments of Megatron-core's."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
         device = torch.cuda.current_device()
@@ -188,7 +187,7 @@ class _LayerNorm(nn.LayerNorm):
 
 
 class _RmsNorm(nn.Module):
-    """A fused RMSNorm where Megatron-core builds its own."""
+    """A fused RMSNorm, with the arguments of Megatron-core's."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -204,12 +203,12 @@ class _RmsNorm(nn.Module):
 
 
 def _mixture(model: Model) -> dict[str, Any]:
-    """Options of a dropless mixture of experts, whose products run one after another."""
+    """The options of a dropless MoE layer with one GEMM per expert."""
     if model.experts is None:
         return {}
     from megatron.core.transformer.moe import moe_utils
 
-    if not hasattr(moe_utils, "te_general_gemm"):  # comes with Transformer Engine
+    if not hasattr(moe_utils, "te_general_gemm"):  # part of Transformer Engine
         moe_utils.te_general_gemm = None
     return {
         "num_moe_experts": model.experts,

@@ -1,7 +1,7 @@
-"""The layers of ``memcalc.blocks`` in plain PyTorch: what validation measures.
+"""memcalc's own layer in plain PyTorch, which validation measures.
 
-Every operation is a module of its own, named as the ledger's operation, so that a storage can be
-traced to it by the module in which it was born. Layout is Megatron-LM's: (s, b, h).
+Every operation is a module with the name of the ledger's operation, so the module that makes a
+storage names its operation. The layout is Megatron-LM's, (s, b, h).
 """
 
 from collections.abc import Callable, Sequence
@@ -32,11 +32,11 @@ TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a layer lives.
+    """Where a layer runs.
 
     Attributes:
         device: ``meta``, ``cpu`` or ``cuda``.
-        dtype: The type of weights and activations.
+        dtype: The dtype of weights and activations.
         t: The tensor-parallel size.
         rank: This rank.
         sp: Whether sequence parallelism is on.
@@ -49,14 +49,14 @@ class Place:
     sp: bool = False
 
     def shard(self, whole: Tensor, dim: int = 0) -> nn.Parameter:
-        """This rank's part of a weight that every rank has made alike."""
+        """This rank's shard of a weight that every rank has drawn alike."""
         size = whole.shape[dim] // self.t
         part = whole.narrow(dim, self.rank * size, size)
         return nn.Parameter(part.detach().clone())
 
 
 class Op(nn.Module):
-    """An operation without weights, as a module, so that it has a name."""
+    """An operation without weights as a module, so that it has a name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Op(nn.Module):
 
 
 class ColumnLinear(nn.Module):
-    """x (s, b, h) -> several (s, b, out/t): g or f, and one product for each output."""
+    """x (s, b, h) -> several (s, b, out/t): g or f, and one GEMM per output."""
 
     def __init__(self, weights: Sequence[nn.Parameter], place: Place, keeps_gathered: bool) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class ColumnLinear(nn.Module):
         self.keeps_gathered = keeps_gathered
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """One output a weight."""
+        """One output per weight."""
         if self.place.t > 1 and self.place.sp and not self.keeps_gathered:
             outputs: tuple[Tensor, ...] = collectives.GatheredLinear.apply(x, *self.weights)
             return outputs
@@ -88,7 +88,7 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """x (s, b, in/t...) -> (s, b, h), or (s/t, b, h): a product, and g-bar or f-bar."""
+    """x (s, b, in/t...) -> (s, b, h), or (s/t, b, h): a GEMM, and g-bar or f-bar."""
 
     def __init__(self, weight: nn.Parameter, place: Place) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class RowLinear(nn.Module):
         x = x.flatten(2)
         if x.is_contiguous():
             y = F.linear(x, self.weight)
-        else:  # the CPU's flash kernel lays its output batch first: a product that copies nothing
+        else:  # the output of the CPU's flash kernel is batch first; this GEMM copies nothing
             y = F.linear(x.transpose(0, 1), self.weight).transpose(0, 1)
         if self.place.t == 1:
             return y
@@ -193,8 +193,8 @@ class FlashCore(nn.Module):
 class Layer(nn.Module):
     """A transformer layer, x (s, b, h) or (s/t, b, h) -> the same: pre-norm, with residuals.
 
-    Weights are drawn from a seed, whole, on every rank, and then split, so that ranks together are
-    the unsplit layer.
+    Every rank draws the whole weights from one seed and keeps its shard, so that the ranks together
+    are the unsharded layer.
     """
 
     def __init__(self, config: Config, place: Place, seed: int = 0) -> None:
@@ -284,7 +284,7 @@ class Layer(nn.Module):
 
 
 class _Weights:
-    """Weights from one seed, whole on every rank, and then split."""
+    """Weights from one seed, drawn whole on every rank and then sharded."""
 
     def __init__(self, place: Place, seed: int) -> None:
         self.place = place
@@ -292,11 +292,11 @@ class _Weights:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def split(self, rows: int, columns: int, dim: int = 0) -> nn.Parameter:
-        """A rank's part of a weight."""
+        """A rank's shard of a weight."""
         return self.place.shard(self._draw(rows, columns), dim)
 
     def heads(self, heads: int, d: int, columns: int) -> nn.Parameter:
-        """A rank's key or value heads: at least one, a copy if they are fewer than the ranks."""
+        """A rank's key or value heads: its shard, or a copy of one if ranks outnumber them."""
         whole = self._draw(heads * d, columns)
         t, rank = self.place.t, self.place.rank
         if heads >= t:
@@ -321,7 +321,7 @@ class _Weights:
 
 
 def lacking(config: Config) -> str:
-    """What of a config the layer here is not written for, or nothing.
+    """What a config needs and the own layer does not have, or an empty string.
 
     >>> from memcalc.config import load
     >>> lacking(load("llama-3-8b")), lacking(load("mixtral-8x7b"))
@@ -333,9 +333,9 @@ def lacking(config: Config) -> str:
         "experts": model.experts is not None,
         "latent attention": model.latent,
         f"{model.block} blocks": model.block != "pre_norm",
-        "norms of query and key": model.qk_norm,
+        "query and key norms": model.qk_norm,
         "attention sinks": model.attention_sinks,
-        "a cap of scores": model.attention_softcap is not None,
+        "a soft cap of the scores": model.attention_softcap is not None,
         f"{model.position} positions": model.position not in ("learned", "rotary", "none"),
         f"activation {model.activation}": model.activation not in ACTIVATIONS,
         "context parallelism": parallel.cp > 1,
@@ -351,9 +351,9 @@ def region(
     inside: str = "",
     early_stop: bool = False,
 ) -> Tensor:
-    """A function's value, recomputed in backward if its region is among the policy's.
+    """A function's value, recomputed in backward if its region is in the policy.
 
-    Where the region that it stands inside is among them too, it is made again with that, and once.
+    If the policy has the surrounding region too, that one recomputes it.
     """
     if name not in policy.regions or inside in policy.regions:
         result: Tensor = function(*inputs)
@@ -370,14 +370,14 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
 
 
 def _fill_padding(probs: Tensor, b: int) -> Tensor:
-    """Probabilities (b*a, s, s) -> the same, filled by a mask (b, 1, s, s); nothing is padded."""
+    """Probabilities (b*a, s, s) -> the same, filled with a mask (b, 1, s, s) of no padding."""
     _, s, keys = probs.shape
     padded = torch.zeros(b, 1, s, keys, dtype=torch.bool, device=probs.device)
     return probs.view(b, -1, s, keys).masked_fill(padded, 0).flatten(0, 1)
 
 
 def _context(probs: Tensor, v: Tensor) -> Tensor:
-    """Probabilities (b*a, s, s) and v (s, b, a, d) -> (s, b, a, d), copied to tokens first."""
+    """Probabilities (b*a, s, s) and v (s, b, a, d) -> (s, b, a, d), copied to this layout."""
     s, b, heads, d = v.shape
     context = torch.bmm(probs, _heads_first(v))
     return context.view(b, heads, s, d).permute(2, 0, 1, 3).contiguous()
@@ -390,15 +390,15 @@ def _heads_first(x: Tensor) -> Tensor:
 
 
 def _caching(policy: Policy) -> Callable[[], Any]:
-    """What makes the contexts of a selective checkpoint, new ones for every region."""
+    """A function that makes the contexts of a selective checkpoint, new ones per region."""
     return _caching_products if "linear" in policy.cached else _caching_every_second
 
 
 def _caching_every_second() -> Any:
-    """Contexts as torchtitan's selective checkpoint of operations has them.
+    """The contexts of torchtitan's selective checkpoint of operations.
 
-    torchtitan distributed/activation_checkpoint.py: the first product with a weight, the third and
-    so on, and what flash kernels give.
+    It saves the outputs of every second GEMM with a weight, from the first one on, and of flash
+    kernels (torchtitan distributed/activation_checkpoint.py).
     """
     products = {True: 0, False: 0}  # while recomputing, and before
 
@@ -413,7 +413,7 @@ def _caching_every_second() -> Any:
 
 
 def _caching_products() -> Any:
-    """Contexts for a checkpoint that keeps the outputs of products with weights."""
+    """The contexts of a checkpoint that saves the outputs of GEMMs with weights."""
 
     def choose(context: Any, operation: Any, *inputs: Any, **keywords: Any) -> CheckpointPolicy:
         saved = operation in PRODUCTS
@@ -423,7 +423,7 @@ def _caching_products() -> Any:
 
 
 def hidden_state(config: Config, place: Place) -> Tensor:
-    """A layer's input as a rank holds it: every rank draws all of it, and takes its own part."""
+    """A rank's input of a layer: every rank draws all of it and takes its shard."""
     s, b, h = config.run.seq_length, config.run.micro_batch_size, config.model.hidden_size
     sharded = place.sp and place.t > 1
     if place.device == "meta":

@@ -1,4 +1,4 @@
-"""A small layer of the shape of a large one, for real tensors on a small machine."""
+"""A small layer of the same shape as a large one, for real tensors on a small machine."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ def reduced(config: Config, copies: bool = True) -> Config:
 
     Args:
         config: The model's own.
-        copies: Whether ranks may hold copies of a key-value head.
+        copies: Whether ranks may hold replicated key-value heads.
 
     >>> from memcalc.config import load
     >>> small = reduced(load("llama-3-70b", tp=8))
@@ -19,7 +19,7 @@ def reduced(config: Config, copies: bool = True) -> Config:
     """
     model, run, t = config.model, config.run, config.parallel.tp
     group = model.heads // model.kv_heads
-    # the fewest key-value heads that t divides, or that divide t, with query heads that t divides
+    # the fewest key-value heads that t divides or that divide t, if t divides the query heads
     fewest = 1 if copies else t
     kv_heads = next(
         k
@@ -47,12 +47,12 @@ def reduced(config: Config, copies: bool = True) -> Config:
         config,
         model=small,
         run=replace(run, seq_length=length, micro_batch_size=2, global_batch_size=None),
-        assumed=(f"a small model of the shape of {model.name}",),
+        assumed=(f"a small layer of the same shape as {model.name}'s",),
     )
 
 
 def fewer_ranks(config: Config) -> Config:
-    """The config on as few ranks as split it at all: the smallest factor of its own.
+    """The config with the fewest tensor-parallel ranks above 1 that divide its own number.
 
     >>> from memcalc.config import load
     >>> fewer_ranks(load("22b", tp=8)).parallel.tp

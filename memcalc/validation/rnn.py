@@ -1,6 +1,6 @@
-"""Own recurrent cells, which keep what PyTorch's keep: op by op, or in one kernel as on CUDA.
+"""Recurrent cells that save what PyTorch's cells save, unfused or as CUDA's fused kernels.
 
-On the CPU PyTorch has no fused cells, and stand-ins take their places.
+PyTorch has no fused cells on the CPU; stand-ins replace them there.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ class Network(nn.Module):
     """A stack of cells over time: (s, b, i) -> the last state of the uppermost (b, h).
 
     Args:
-        config: The cells; batch and steps are those of what it is given.
-        every: Steps between checkpoints; None recomputes nothing.
-        device: Where its weights lie.
+        config: The cells; the batch size and the steps are those of the input.
+        every: Steps between checkpoints; None for no recomputation.
+        device: The device of the weights.
 
     >>> network = Network(Recurrent(cell="gru", hidden_size=8))
     >>> network(torch.randn(3, 2, 8)).shape
@@ -41,7 +41,7 @@ class Network(nn.Module):
         self.cells = nn.ModuleList(Cell(config, width, device) for width in config.layer_inputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (s, b, i), a step after the other."""
+        """x (s, b, i), step by step."""
         steps, b, _ = x.shape
         states = [x.new_zeros(b, self.hidden) for _ in range(self.states * len(self.cells))]
         every = self.every or steps
@@ -56,7 +56,7 @@ class Network(nn.Module):
         return states[-self.states]
 
     def _segment(self, x: Tensor, *states: Tensor) -> list[Tensor]:
-        """Some steps of x, from the states of all cells to those after them."""
+        """Some steps of x: the states of all cells before them -> those after them."""
         held = list(states)
         for step in range(x.shape[0]):
             y = x[step]
@@ -68,7 +68,7 @@ class Network(nn.Module):
 
 
 class Cell(nn.Module):
-    """One cell: x (b, i) and its state, (b, h) or two of them -> the next state."""
+    """One cell: x (b, i) and its states, one or two of (b, h) -> the next states."""
 
     def __init__(self, config: Recurrent, inputs: int, device: str | torch.device) -> None:
         super().__init__()
@@ -93,12 +93,12 @@ class Cell(nn.Module):
 
 
 def vanilla_chain(input_: Tensor, recurrent: Tensor, state: Tensor) -> State:
-    """The next state, operation by operation."""
+    """The next state, unfused."""
     return (recurrent.add_(input_).tanh(),)
 
 
 def gru_chain(input_: Tensor, recurrent: Tensor, state: Tensor) -> State:
-    """The next state, operation by operation and in place where PyTorch is."""
+    """The next state, unfused, with in-place operations where PyTorch has them."""
     of_input, of_state = input_.unsafe_chunk(3, 1), recurrent.unsafe_chunk(3, 1)
     reset = of_state[0].add_(of_input[0]).sigmoid_()
     update = of_state[1].add_(of_input[1]).sigmoid_()
@@ -107,7 +107,7 @@ def gru_chain(input_: Tensor, recurrent: Tensor, state: Tensor) -> State:
 
 
 def lstm_chain(input_: Tensor, recurrent: Tensor, memory: Tensor) -> State:
-    """The next state and memory, operation by operation and in place where PyTorch is."""
+    """The next state and cell state, unfused, with in-place operations where PyTorch has them."""
     gates = recurrent.add_(input_).unsafe_chunk(4, 1)
     in_, forget, cell, out = (
         gates[0].sigmoid_(),

@@ -1,4 +1,4 @@
-"""Whether a layer fits this machine, asked before anything is allocated."""
+"""Check that a layer fits in memory before anything is allocated."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +13,11 @@ from memcalc.validation import cuda
 
 
 class RoomError(MemcalcError, MemoryError):
-    """What will not fit."""
+    """A layer does not fit in memory."""
 
 
 def require_room(config: Config, device: str = "cpu") -> None:
-    """Refuse a layer that needs more than what is free.
+    """Refuse a layer that needs more memory than is free.
 
     Raises:
         RoomError: With both numbers.
@@ -25,15 +25,16 @@ def require_room(config: Config, device: str = "cpu") -> None:
     need, free = NEEDS[device](config), FREE[device]()
     if free is not None and need > free:
         raise RoomError(
-            f"the layer needs about {format_bytes(need)} of memory, {format_bytes(free)} are free"
+            f"the layer needs about {format_bytes(need)} of memory on {device}, and only "
+            f"{format_bytes(free)} are free; try --device meta"
         )
 
 
 def needed_on_cpu(config: Config) -> int:
-    """About what all ranks of a layer need on one machine.
+    """The approximate bytes that all ranks of a layer need on one machine.
 
-    Weights, drawn in fp32 and whole, and what is kept, with as much again for what comes and goes;
-    then the same of the unsplit layer in fp32 with its gradients, that every rank compares with.
+    Each rank needs the whole weights in fp32 and in their dtype, and twice what it saves for
+    backward; and the same for the unsharded fp32 layer with its gradients, for the comparison.
 
     >>> from memcalc.config import load
     >>> needed_on_cpu(load("1t")) > 2**34
@@ -47,7 +48,7 @@ def needed_on_cpu(config: Config) -> int:
 
 
 def needed_on_cuda(config: Config) -> int:
-    """About what a rank needs on its GPU: three layers, and two more of what comes and goes.
+    """The approximate bytes that a rank needs on its GPU: three layers, and temporary buffers.
 
     >>> from memcalc.config import load
     >>> needed_on_cuda(load("22b", tp=1)) // 2**30
@@ -55,13 +56,13 @@ def needed_on_cuda(config: Config) -> int:
     """
     weights, width = owned(layer_graph(config)), config.run.activation_bytes
     none = replace(config, run=config.run.recomputing("none"))
-    # a rank's part of three layers and of gradients; and one weight, that is drawn whole in fp32
+    # a rank's shard of three layers and of gradients, and one whole weight drawn in fp32
     states: int = 4 * width * weights // config.parallel.tp + (4 + width) * weights // 3
     return states + 3 * layer_bytes(config, "exact") + 2 * layer_bytes(none, "exact")
 
 
 def free_on_cpu() -> int | None:
-    """Memory that is free on this machine and in its control group, or None if nobody says."""
+    """Bytes that are free on this machine and in its control group, or None if not known."""
     found = []
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
@@ -73,7 +74,7 @@ def free_on_cpu() -> int | None:
 
 
 def free_on_cuda() -> int | None:
-    """Memory that is free on this process's GPU."""
+    """Bytes that are free on this process's GPU."""
     return cuda.free()
 
 

@@ -1,4 +1,4 @@
-"""One rank's finding: whose layer runs on a device, what it keeps, and what the ledger says."""
+"""One rank's measurement of a layer, matched with the ledger."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,15 +20,15 @@ from memcalc.validation.match import Tie, tie
 from memcalc.validation.measure import Measured, measure, peak_bytes
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 
-DEPTHS = (2, 3)  # layers between whose peaks a further layer's bytes are found
+DEPTHS = (2, 3)  # numbers of layers, whose peaks differ by the bytes of one layer
 
 
 class Counted(NamedTuple):
-    """FLOPs that recomputation adds on one rank: by torch's counter, and by the ledger.
+    """The FLOPs that recomputation adds on one rank.
 
     Attributes:
-        measured: With all of each region made again, and with PyTorch's default early stop.
-        ledger: The same, read off the graph.
+        measured: By PyTorch's counter: without early stop, and with it.
+        ledger: The same by the ledger.
     """
 
     measured: tuple[int, int]
@@ -39,13 +39,13 @@ class Finding(NamedTuple):
     """What one rank found.
 
     Attributes:
-        ties: The ledger's entries and the measured storages, tied.
-        measured: What the forward pass keeps.
-        ledger_bytes: What the ledger says that it keeps.
-        gradient_error: The gradients' largest error against the unsplit layer's, where compared.
-        peaks: The peak of forward and backward over each of ``DEPTHS`` layers, where it is steady.
+        ties: The rows of the comparison.
+        measured: What the forward pass saves.
+        ledger_bytes: The ledger's total.
+        gradient_error: The largest difference from the unsharded layer's gradients, if compared.
+        peaks: The peak of forward plus backward for each of ``DEPTHS``, if it is deterministic.
         allocator_peaks: The same by CUDA's allocator.
-        recomputed: FLOPs that recomputation adds, where counted.
+        recomputed: The FLOPs that recomputation adds, if counted.
     """
 
     ties: list[Tie]
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 
 
 def observe(rank: int, config: Config, device: str, against: str = "own") -> Finding:
-    """One rank's layer, measured and tied to the ledger."""
+    """Measure one rank's layer and match it with the ledger."""
     config = as_on(config, device)
     if device == "cuda":
         cuda.prepare(rank)
@@ -67,7 +67,7 @@ def observe(rank: int, config: Config, device: str, against: str = "own") -> Fin
     entries = counted(kept(graph, config.run.policy), "exact")
     place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
     measured, operations, modules = LAYERS[against](config, place)
-    # the own layer's modules are named as the ledger's operations
+    # the own layer's modules have the names of the ledger's operations
     known = frozenset(op.name for op in graph.ops) if against == "own" else frozenset()
     ties = tie(graph, entries, measured.stored, operations, modules, known)
     finding = Finding(ties, measured, total(entries))
@@ -75,7 +75,7 @@ def observe(rank: int, config: Config, device: str, against: str = "own") -> Fin
         finding = finding._replace(gradient_error=gradient_error(rank, config, BUILT[against]))
     if against != "own":
         return finding
-    # real collectives let go of their tensors when they please, which blurs a peak
+    # real collectives free their tensors at any time, which changes the peak
     steady = device == "meta" or parallel.tp == 1
     return finding._replace(
         peaks=tuple(_peak(config, place, depth) for depth in DEPTHS) if steady else (),
@@ -87,10 +87,10 @@ def observe(rank: int, config: Config, device: str, against: str = "own") -> Fin
 
 
 def as_on(config: Config, device: str) -> Config:
-    """The config with what a device's kernels do in their own way."""
+    """The config with the kernels of a device."""
     kernels = config.run.implementation
     if device == "cpu":
-        native = not config.model.attention_dropout  # the CPU's own flash kernel, without dropout
+        native = not config.model.attention_dropout  # the CPU's flash kernel has no dropout
         rng_bytes = 0 if native else kernels.rng_bytes
         kernels = replace(kernels, fp32_statistics=False, rng_bytes=rng_bytes)
     if device == "cuda":
@@ -106,7 +106,7 @@ def _own(config: Config, place: Place) -> Found:
     layer, x = Layer(config, place), hidden_state(config, place)
     allocated = None
     if place.device == "cuda":
-        layer(x).sum().backward()  # libraries take their workspaces on first use
+        layer(x).sum().backward()  # libraries allocate their workspaces on first use
         layer.zero_grad()
         x.grad = None
         cuda.settle()
@@ -132,7 +132,7 @@ def _torch(config: Config, place: Place) -> Found:
     return measured, dtensor.OPERATIONS, dtensor.MODULES
 
 
-# Whose layer runs.
+# The layers that can run.
 LAYERS: dict[str, Callable[[Config, Place], Found]] = {
     "own": _own,
     "megatron": _megatron,
@@ -140,7 +140,7 @@ LAYERS: dict[str, Callable[[Config, Place], Found]] = {
     "transformers": _transformers,
 }
 
-# Of these, the layers whose weights every rank draws alike: their gradients can be compared.
+# Those whose weights every rank draws alike, so that gradients can be compared.
 BUILT: dict[str, Callable[[Config, Place], nn.Module]] = {
     "own": Layer,
     "torch": dtensor.TorchLayer,
@@ -161,7 +161,7 @@ def _allocator_peak(config: Config, place: Place, depth: int) -> int:
 
 
 def _recomputed(graph: Graph, config: Config, place: Place) -> Counted | None:
-    """What recomputation adds, where every rank has its share of every product."""
+    """The FLOPs that recomputation adds, if every GEMM is sharded over the ranks."""
     run, t = config.run, place.t
     if not run.policy.regions or config.model.kv_heads < t:
         return None
@@ -177,7 +177,9 @@ def _recomputed(graph: Graph, config: Config, place: Place) -> Counted | None:
 
 
 def _backward_flops(layer: Layer, config: Config, place: Place) -> int:
-    with FlopCounterMode(display=False):  # it decomposes operations, and so must both passes
+    with FlopCounterMode(
+        display=False
+    ):  # it decomposes operations, which must happen in both passes
         y = layer(hidden_state(config, place))
     with FlopCounterMode(display=False) as counter:
         y.backward(torch.empty_like(y))

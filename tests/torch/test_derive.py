@@ -611,7 +611,7 @@ class TestModules:
             (Deciding(), "in module ., at or after _local_scalar_dense"),
             (Rooted(), "not a polynomial"),
             (Leaving(), "in module .: SystemExit: 3"),
-            (Yielding(), "an iterator, whose work is not done yet"),
+            (Yielding(), "an iterator, which has not run yet"),
         ],
     )
     def test_what_cannot_be_derived_says_where_it_stopped(self, module, message):
@@ -660,7 +660,9 @@ class TestModules:
 
     def test_a_whole_sequence_on_cuda_is_said_to_be_cudnns(self):
         told = derive(nn.GRU(4, 4), torch.randn(6, 2, 4), {"b": 2}).notes
-        assert any(note.startswith("gru: op by op; on CUDA it is cuDNN's") for note in told)
+        assert any(
+            note.startswith("gru: run op by op here; on CUDA it is cuDNN's") for note in told
+        )
 
     def test_what_a_module_holds_without_registering_it_is_there_anyway(self):
         block = Holding()

@@ -3,8 +3,10 @@
 import json
 import operator
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
@@ -379,10 +381,13 @@ class TestMegatron:
         config = load("22b")
         bidirectional = replace(config, model=replace(config.model, causal=False))
         for config, message in [
-            (load("22b", attention="flash"), "is the implementation paper or megatron-local"),
-            (load("llama-3-8b", implementation="megatron-local"), "without rotary positions"),
-            (bidirectional, "with a causal mask"),
-            (load("22b", recompute="full"), "with the policies none, selective"),
+            (load("22b", attention="flash"), "needs --implementation paper or megatron-local"),
+            (
+                load("llama-3-8b", implementation="megatron-local"),
+                "a model without rotary positions",
+            ),
+            (bidirectional, "needs a causal model"),
+            (load("22b", recompute="full"), "needs --recompute none or selective"),
         ]:
             with pytest.raises(UsageError, match=message):
                 validate(config, "meta", against="megatron")
@@ -492,10 +497,10 @@ class TestTorch:
 
     def test_what_it_is_not_built_of_is_refused(self):
         for config, message in [
-            (load("llama-3-8b", tp=16), "tensor parallel 16 is more than kv_heads 8"),
-            (load("llama-3-8b", implementation="megatron"), "implementation torch, not megatron"),
+            (load("llama-3-8b", tp=16), "needs --tp of at most 8"),
+            (load("llama-3-8b", implementation="megatron"), "--implementation torch, not megatron"),
             (load("gpt2", implementation="transformers-sdpa"), "not transformers-sdpa"),
-            (load("llama-3-8b", attention="unfused"), "flash attention where queries are grouped"),
+            (load("llama-3-8b", attention="unfused"), "--attention flash for a model with GQA"),
         ]:
             with pytest.raises(UsageError, match=message):
                 validate(config, "meta", against="torch")
@@ -708,6 +713,30 @@ class TestRanks:
                 assert "--tp 4 needs 4 ranks, but 2 were launched" in done.stderr
             else:
                 assert json.loads(done.stdout)["command"] == "validate"
+
+    @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+    def test_ranks_end_with_the_process_that_started_them_and_leave_nothing(self, name, tmp_path):
+        """They share its stdout and stderr, which end when the last of them does."""
+        command = [sys.executable, "-m", "memcalc", "validate", "22b", "--device", "cpu", "--tp=2"]
+        started = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            start_new_session=True,
+        )
+        while not list(tmp_path.glob("memcalc-ranks-*/*")) and started.poll() is None:
+            time.sleep(0.05)  # until a rank has joined the group
+        if name == "SIGINT":  # as a terminal does: to all of them
+            os.killpg(started.pid, signal.SIGINT)
+        else:
+            started.send_signal(getattr(signal, name))
+        out, err = started.communicate(timeout=20)
+        interrupted = name == "SIGINT"
+        assert started.returncode == (130 if interrupted else -getattr(signal, name))
+        assert (out, err) == ("", "memcalc: interrupted\n" if interrupted else "")
+        assert list(tmp_path.iterdir()) == []
 
     def test_one_rank_runs_here(self):
         assert ranks.on_each(1, max, 3) == [3]
@@ -1080,7 +1109,7 @@ class TestRoom:
         outcome = memcalc("validate 1t --device cpu --full-size --tp 1")
         assert outcome.status == 2
         assert "the layer needs about" in outcome.err
-        assert "1,024 MiB are free" in outcome.err
+        assert "only 1,024 MiB are free" in outcome.err
 
     def test_free_memory_is_known_here(self):
         assert room.free_on_cpu() > 0
@@ -1096,7 +1125,7 @@ class TestRoom:
     [
         ("mixtral-8x7b", "experts"),
         ("bert-large", "post_norm blocks"),
-        ("qwen3-8b", "norms of query and key"),
+        ("qwen3-8b", "query and key norms"),
         ("bloom-176b", "alibi positions"),
         ("opt-66b", "activation relu"),
     ],
