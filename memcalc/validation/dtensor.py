@@ -38,8 +38,8 @@ def require(config: Config) -> None:
         raise UsageError(f"--against torch needs --implementation torch, not {name}")
     if model.kv_heads < t:
         raise UsageError(
-            f"--against torch needs --tp of at most {model.kv_heads} (the key-value heads), not {t}; "
-            "DTensor does not replicate heads"
+            f"--against torch needs --tp of at most {model.kv_heads}, not {t}: DTensor does not "
+            "replicate key-value heads"
         )
     if model.kv_heads != model.heads and config.run.implementation.attention == "unfused":
         raise UsageError("--against torch needs --attention flash for a model with GQA")

@@ -898,11 +898,19 @@ class TestCommand:
             if "bytes" in row:
                 assert evaluate(row["formula"], values) == Fraction(row["bytes"])
 
+    def test_the_first_line_is_the_formula_or_the_comparison(self, memcalc):
+        """175B's layer under sequence parallelism: table 2, and 4 fp32 statistics of 2 norms."""
+        alone = memcalc("derive 175b --sp --recompute selective").out
+        assert alone.startswith("bytes saved for backward: b*h*s*(34 + 16/h)/t = ")
+        beside = memcalc("derive 175b --sp --recompute selective --against ledger").out
+        assert beside.startswith("equal to the ledger: b*h*s*(34 + 16/h)/t bytes\n")
+
     def test_a_difference_is_a_failure(self, memcalc):
         outcome = memcalc(
             "derive falcon-7b --from transformers --attention unfused --against ledger"
         )
         assert outcome.status == 1
+        assert outcome.out.startswith("differs from the ledger: dense by 16 bytes\n")
         assert "dense: total differs: PyTorch minus ledger is 16 bytes" in outcome.err
 
     def test_the_sums_alone(self, memcalc):

@@ -3,6 +3,7 @@
 import json
 import operator
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalo
 from memcalc.config.environment import expandable
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
+from memcalc.units import format_bytes
 from memcalc.validation import allocator, cuda, gradients, kernels, megatron, ranks, room, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
@@ -949,6 +951,36 @@ class TestAWrongLedgerIsCaught:
         outcome = memcalc("validate 22b --device meta")
         assert outcome.status == 1
         assert "failed: rank 0: (2048 4 6144) of the input is unexplained" in outcome.err
+
+
+class TestAnswer:
+    """The verdict is the first line, and the notes say what the table's statuses are."""
+
+    def test_what_matches(self):
+        report = validate(load("22b", tp=1), "meta")
+        matched = [row for row in report.records() if row["status"] == "matched"]
+        size = format_bytes(sum(row["measured_bytes"] for row in matched))
+        number = f"{len(matched)} of {len(matched)} tensors"
+        assert report.answer == f"matches: {number}, {size}, measured on meta"
+        assert report.good is True
+        told = {note.partition(":")[0] for note in report.notes}
+        assert told >= {"matched", "ignored"} == set(report.column("status"))
+        (note,) = (note for note in report.notes if note.startswith("ignored:"))
+        assert note.endswith("(4,096 KiB: the causal mask, one per model)")  # 2048 x 2048 bytes
+
+    def test_what_does_not(self, monkeypatch):
+        """Without the layer's input in the ledger it is unexplained, and the peak grows by more."""
+        real = witness.kept
+        monkeypatch.setattr(witness, "kept", lambda *arguments: real(*arguments)[1:])
+        report = validate(load("22b", tp=1), "meta")
+        wrong = "1 unexplained, 1 other check failed"
+        assert report.answer == f"does not match: {wrong}, measured on meta"
+        assert report.good is False
+        assert "unexplained: saved by PyTorch, but not in the ledger" in report.notes
+
+    def test_of_two_devices_each_has_its_own(self):
+        answer = validate(load("22b", tp=1)).answer
+        assert re.fullmatch(r"matches: .*, measured on cpu; matches: .*, measured on meta", answer)
 
 
 class TestBeyondThePaper:
