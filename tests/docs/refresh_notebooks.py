@@ -82,13 +82,12 @@ def main() -> int:
         for fault in found:
             print(f"{path.name}: {fault}", file=sys.stderr)
         failed = failed or bool(found)
-        text = path.read_text()
-        fresh = text if found else nbformat.writes(notebook) + "\n"
-        if fresh != text:
-            path.write_text(fresh)
-        print(
-            f"{path.name}: {'left as it was' if found else 'the same' * (fresh == text) or 'written'}"
-        )
+        if found:
+            print(f"{path.name}: left as it was")
+            continue
+        before, now = path.read_text(), nbformat.writes(notebook) + "\n"
+        path.write_text(now)
+        print(f"{path.name}: {'the same' if now == before else 'written'}")
     return int(failed)
 
 
