@@ -19,7 +19,6 @@ from memcalc.lazy import resolve
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 FLAGS = {*UNMODELLED, *MORE_FLAGS, *(name for name, _ in UNMODELLED_VALUES)}
 REFRESH = runpy.run_path(str(Path(__file__).with_name("refresh.py")))
@@ -100,8 +99,9 @@ def test_the_changelog_has_releases_with_dates_and_entries_the_newest_being_this
     assert ".".join(map(str, versions[0])) == library.__version__
 
 
-def test_every_file_that_the_guide_names_is_there():
-    for path in re.findall(r"`((?:memcalc|data|tests|notebooks)/[\w./-]+)`", CONTRIBUTING):
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page):
+    for path in re.findall(r"`((?:memcalc|data|docs|tests|notebooks)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
 
 
