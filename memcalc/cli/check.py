@@ -16,6 +16,7 @@ from memcalc.cli.options import SHOW, options, show
     "--verdict",
     type=click.Choice(list(VERDICTS)),
     metavar="VERDICT",
+    common=True,
     help=f"Show only claims with this verdict: {', '.join(VERDICTS)}.  [default: all]",
 )
 @options(*SHOW)
