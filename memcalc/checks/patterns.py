@@ -35,5 +35,5 @@ def listed(patterns: str | Sequence[str]) -> str:
 def _words(patterns: str | Sequence[str]) -> Sequence[str]:
     words = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     if not all(isinstance(each, str) for each in words):
-        raise UsageError("patterns must be texts")
+        raise UsageError("each pattern must be text")
     return words

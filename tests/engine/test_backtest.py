@@ -382,6 +382,11 @@ class TestReport:
         assert f"unflagged rows, absolute peak error: {shown} (2 rows)" in report.notes
         assert any(note.startswith("1 of 3 rows (33.3 %) flagged") for note in report.notes)
 
+    def test_ids_are_whole_at_80_columns(self, written):
+        name = "moe.gpt3_mcore_te_tp2_pp1_te_8experts2parallel_top2router@A100-lts"
+        text = backtest(written(MEGATRON, {**MEGATRON, "id": name})).render("text")
+        assert {name, MEGATRON["id"]} <= set(text.split())
+
     def test_the_answer_is_the_median_and_the_worst_error(self):
         found = {row.run.id: row.peak_error for row in rows(RUNS) if not row.flags}
         middle, worst = (

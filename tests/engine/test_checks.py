@@ -157,6 +157,9 @@ def test_every_verdict_is_the_expected_one():
     assert report.answer == (
         f"no unexpected verdict in 317 claims: {counts}, 18 printed wrong, 10 not derivable"
     )
+    words = set(report.render("text").split())  # at 80 columns
+    assert {each.id for each in ALL} <= words
+    assert set(VERDICTS) - {"unexplained"} <= words
 
 
 def test_a_wrong_verdict_is_a_failure_and_status_1(memcalc, monkeypatch):
