@@ -79,7 +79,12 @@ def device(config: Config) -> list[StageMemory]:
     >>> first.in_flight, last.in_flight
     ({0: 4}, {0: 1})
     """
-    return [stage_memory(config, stage) for stage in range(config.parallel.pp)]
+    return list(_device(config))
+
+
+@lru_cache(2)  # a figure and its title ask for the same
+def _device(config: Config) -> tuple[StageMemory, ...]:
+    return tuple(stage_memory(config, stage) for stage in range(config.parallel.pp))
 
 
 def stage_memory(config: Config, stage: int) -> StageMemory:

@@ -1,4 +1,4 @@
-"""Figures: a file a kind, drawn with matplotlib's object interface."""
+"""Figures: one file per kind, drawn with matplotlib's object interface."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +17,15 @@ KINDS = {
     "stages": "memcalc.figures.stages:draw",
 }
 
-ACCOUNTED = ("techniques", "stages")  # the kinds that are drawn from an accounting too
-# The same, of figures of papers, which have models of their own.
+ACCOUNTED = ("techniques", "stages")  # the kinds for which an accounting can be chosen
+# The same for figures of papers, which take no model.
 PAPER = {
     "onchip": "memcalc.figures.onchip:draw",
     "paper-1": "memcalc.figures.paper:figure1",
     "paper-7": "memcalc.figures.paper:figure7",
     "paper-8": "memcalc.figures.paper:figure8",
 }
-# The same, from a file of measured runs.
+# The same for figures of a file of measured runs.
 RUNS = {"backtest": "memcalc.figures.backtest:draw"}
 
 ALL = KINDS | PAPER | RUNS
@@ -35,22 +35,21 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def plot(
     kind: str, subject: Config | Path | None = None, accounting: str | None = None
 ) -> "Figure":
-    """A figure of one kind.
+    """A figure of one kind. Whatever the session's style is, it has memcalc's own.
 
     Args:
-        kind: ``techniques``: the memory of one layer under each technique, by its parts;
-            ``memory``: a GPU's memory at every pipeline stage; ``stages``: the activations of
-            every pipeline stage at its peak, and over time; ``paper-1``, ``paper-7``, ``paper-8``:
-            figures of Korthikanti et al. 2022, ours beside theirs; ``onchip``: the largest
-            recurrent layers that GPUs hold, and the published ones; ``backtest``: predicted against
-            measured peaks.
-        subject: The model and its run; none for the papers' figures, and for ``backtest`` the path
-            of a file of measured runs.
-        accounting: ``paper``, by default, or ``exact``, of ``techniques`` and ``stages``.
+        kind: ``techniques``: memory of one layer under each technique, by its parts; ``memory``:
+            memory per GPU at every pipeline stage; ``stages``: activations of every pipeline
+            stage, at its peak and over time; ``paper-1``, ``paper-7``, ``paper-8``: figures of
+            Korthikanti et al. 2022, ours beside theirs; ``onchip``: the largest recurrent layers
+            that GPUs hold, and published ones; ``backtest``: predicted against measured peaks.
+        subject: The model and its run; the path of a file of measured runs for ``backtest``; None
+            for ``onchip`` and the figures of the paper.
+        accounting: ``paper`` (the default) or ``exact``, for ``techniques`` and ``stages``.
 
     Raises:
-        UsageError: There is no such kind of figure, or it needs a model, or has its own, or it has
-            no choice of accounting.
+        UsageError: There is no such kind of figure; or it needs a model or a file, or takes none;
+            or it has no choice of accounting.
 
     >>> from memcalc.config import load
     >>> figure = plot("techniques", load("22b"))
@@ -62,7 +61,7 @@ def plot(
     if kind in RUNS and not isinstance(subject, Path):
         raise UsageError(f"the figure {kind} needs a file of measured runs")
     if kind not in RUNS and (subject is None) != (kind in PAPER):
-        problem = "needs a model" if subject is None else "has models of its own"
+        problem = "needs a model" if subject is None else "takes no model"
         raise UsageError(f"the figure {kind} {problem}")
     if accounting is not None and kind not in ACCOUNTED:
         raise UsageError(f"the figure {kind} has no choice of accounting")
@@ -84,7 +83,7 @@ def encode(figure: "Figure", suffix: str) -> bytes:
 
 
 def check(suffix: str) -> None:
-    """Refuse a suffix that no figure is written as."""
+    """Refuse a file suffix that is not one of the three."""
     if suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"a figure is written as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, "

@@ -159,9 +159,9 @@ def stack(axes: Axes, parts: Sequence[Part], bar: float = 0.76) -> list[float]:
         look = hatched(colour, hatch) if estimated else filled(colour, hatch)
         if any(heights) and number > MOST_BARS:
             edges = [place - 0.5 for place in range(number + 1)]
-            axes.stairs(
-                above, edges, baseline=tops, fill=True, label=label, **{**look, "linewidth": 0}
-            )
+            low, high = [*tops, tops[-1]], [*above, above[-1]]
+            outline = {**look, "linewidth": 0, "label": label}
+            axes.fill_between(edges, low, high, step="post", **outline)
         elif any(heights):
             axes.bar(range(number), heights, bar, tops, label=label, **look)
         tops = above
@@ -193,7 +193,7 @@ def stage_axis(axes: Axes, stages: int) -> None:
     )
     ticks = list(range(0, stages, step))
     if ticks[-1] != stages - 1:
-        ticks = [tick for tick in ticks if stages - 1 - tick >= 0.6 * step] + [stages - 1]
+        ticks = [tick for tick in ticks if stages - 1 - tick >= 0.75 * step] + [stages - 1]
     axes.set_xticks(ticks)
     spare = max(0, 5 - stages) / 2
     axes.set_xlim(-0.6 - spare, stages - 0.4 + spare)

@@ -185,4 +185,4 @@ class TestStages:
         _, axes = style.sheet()
         parts = [style.Part(name, "red", "", range(number)) for name in "ab"]
         assert style.stack(axes, parts) == [2 * height for height in range(number)]
-        assert len(axes.patches) == 2
+        assert len(axes.collections) == 2
