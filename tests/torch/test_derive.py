@@ -609,7 +609,7 @@ class TestModules:
         [
             (Sorting(), "in module ., at or after index"),
             (Deciding(), "in module ., at or after _local_scalar_dense"),
-            (Rooted(), "not a polynomial"),
+            (Rooted(), "no polynomial at s = "),
             (Leaving(), "in module .: SystemExit: 3"),
             (Yielding(), "an iterator, which has not run yet"),
         ],
