@@ -678,7 +678,7 @@ class TestRanks:
     def test_wrong_gradients_are_a_failure(self, error):
         found = observe(0, small_config(0.0, "fp32", False, 4, "paper-gelu"), "cpu")
         (line,) = module._failures(0, found._replace(gradient_error=error))
-        assert line == f"rank 0: gradients differ from the unsplit layer's by {error:.1g}"
+        assert line == f"rank 0: gradients differ from the unsharded layer's by {error:.1g}"
 
     def test_a_gradient_that_is_no_number_is_the_largest_error(self, monkeypatch):
         real = gradients._gradients
@@ -1173,7 +1173,7 @@ def test_every_kind_of_dense_decoder_of_the_first_families_is_written_here():
 
 
 def test_what_no_module_is_written_for_is_refused():
-    with pytest.raises(UsageError, match="choose megatron-local"):
+    with pytest.raises(UsageError, match="choose --implementation megatron-local"):
         validate(load("llama-3-8b", implementation="paper"), "meta")
     with pytest.raises(UsageError, match="device 'gpu' is unknown; did you mean 'cpu'"):
         validate(load("22b"), "gpu")
