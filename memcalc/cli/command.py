@@ -183,7 +183,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options under their headings."""
         options = _visible(self, ctx)
-        if any(each.name == "seq_length" and each.group == "Run" for each in _own(options)):
+        if _has_settings(options):
             formatter.write_paragraph()
             with formatter.indentation():
                 formatter.write_text(LEFT_OUT)
@@ -219,6 +219,8 @@ class Command(click.Command):
         ]
         _write(formatter, "Options most used", rows)
         formatter.write_paragraph()
+        if _has_settings(options):
+            formatter.write_text("An option left out takes MODEL's value, if MODEL has one.")
         formatter.write_text(f"`{ctx.command_path} --help` shows all {len(options)} options.")
         return formatter.getvalue().rstrip("\n")
 
@@ -233,6 +235,11 @@ def _visible(command: click.Command, ctx: click.Context) -> list[click.Option]:
 
 def _own(options: Iterable[click.Option]) -> list[Option]:
     return [each for each in options if isinstance(each, Option)]
+
+
+def _has_settings(options: Iterable[click.Option]) -> bool:
+    """Whether options replace what MODEL says of its run."""
+    return any(each.name == "seq_length" and each.group == "Run" for each in _own(options))
 
 
 def _group(option: click.Option) -> str:

@@ -66,7 +66,8 @@ def formula(
     if model is None:
         report = resolve("memcalc.answers.li2021:li2021")()
     else:
-        report = memcalc.formula(configure(model, settings), accounting)
+        config = configure(model, settings)
+        report = memcalc.formula(config, accounting)
     if latex:
         warn(report.notes)
         write(f"{report.column('formula')[-1].latex()}\n", output)

@@ -30,4 +30,5 @@ def layer(
       memcalc layer llama-2-70b --tp 8 -s 4096
       memcalc layer path/to/config.json --tp 4 --format json
     """
-    show(memcalc.layer(configure(model, settings), accounting), format_, output)
+    config = configure(model, settings)
+    show(memcalc.layer(config, accounting), format_, output)

@@ -11,7 +11,6 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 import memcalc
-from memcalc.config.catalog import names
 from memcalc.errors import MemcalcError, nearest
 from memcalc.lazy import resolve
 from memcalc.terminal import abandon, say
@@ -70,7 +69,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the first argument names, or an error that leads to the nearest."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            if args[0].lower() in names() or os.path.exists(args[0]):
+            models = resolve("memcalc.config.catalog:names")()
+            if args[0].lower() in models or os.path.exists(args[0]):
                 model = shlex.quote(args[0])
                 hint = f"for a model, try `memcalc memory {model}` or `memcalc layer {model}`"
             else:

@@ -19,6 +19,7 @@ import pytest
 import memcalc as library
 from memcalc import figures, resources
 from memcalc.cli.main import COMMANDS, cli, main
+from memcalc.cli.memory import memory
 from memcalc.cli.options import FORMATS
 from memcalc.config import catalog, load
 from memcalc.lazy import resolve
@@ -551,6 +552,28 @@ def test_what_is_echoed_cannot_steer_a_terminal_nor_flood_it(capsys, tmp_path, w
     assert len(line) <= 700
 
 
+VALUES = (
+    *("", " ", "-", "--", ",", "=", "-1", "0", "1e309", "nan", "0x10", "1_0", "٨", "9" * 5000),
+    *("$(id)", "`id`", "; id", "{}", "{0.__class__}", "%s%n", "[[", "(((1)))*9", "[red]x[/]"),
+    *("💥", "a" * 5000, "../../etc/passwd", "/dev/null", "/", "1,2", "true", "-5GB", "1e5000GB"),
+)
+
+
+@pytest.mark.parametrize(
+    "option", [max(each.opts, key=len) for each in memory.params if each.name != "model"]
+)
+def test_no_value_of_an_option_is_more_than_a_line(capsys, tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    for value in VALUES:
+        status = main(["memory", "22b", "--explain", f"{option}={value}"])
+        printed = capsys.readouterr()
+        assert status in (0, 1, 2)
+        if status == 2:
+            assert printed.out == ""
+            assert printed.err.count("\n") == 1
+        assert all(line.isprintable() and len(line) <= 2000 for line in printed.err.splitlines())
+
+
 @pytest.mark.parametrize("option", ["--tp", "-s", "--dropout", "--format", "--budget", "--gpu"])
 def test_a_value_of_5000_digits_is_not_echoed_whole(memcalc, option):
     outcome = memcalc(f"memory 22b {option} {'9' * 5000}")
@@ -721,6 +744,26 @@ class TestProcess:
             arguments = ("plot", "techniques", f"./{name}", "-o", "x.svg")
             done = self.run(*arguments, capture_output=True, cwd=tmp_path, env=environment)
             assert (done.returncode, done.stderr) == (0, "")
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            *("LC_ALL=C", "LC_ALL=xx_YY", "LANG=", "TERM=", "TERM=dumb", "NO_COLOR=", "HOME="),
+            *("FORCE_COLOR=zz", "TTY_COMPATIBLE=zz", "UNICODE_VERSION=9999999999", "PATH="),
+            *("PYTHONIOENCODING=utf-16", "PYTHONUTF8=0", "PYTHONWARNINGS=error", "TMPDIR=/none"),
+        ],
+    )
+    def test_no_setting_of_the_environment_stops_an_answer(self, tmp_path, setting):
+        name, _, value = setting.partition("=")
+        done = subprocess.run(
+            [sys.executable, "-m", "memcalc", "models"],
+            capture_output=True,
+            cwd=tmp_path,
+            env={**os.environ, name: value},
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"d\0e\0e\0p" in done.stdout or b"deepseek-v3" in done.stdout
 
     def test_no_color_and_no_terminal_print_no_escapes(self, tmp_path):
         done = self.run("layer", "22b", capture_output=True, cwd=tmp_path)
