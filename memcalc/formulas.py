@@ -44,6 +44,11 @@ class Formula:
     def __init__(self, expression: Any) -> None:
         self.expression = sympy.sympify(expression)
 
+    @property
+    def letters(self) -> set[str]:
+        """The letters in it."""
+        return {letter.name for letter in self.expression.free_symbols}
+
     @cached_property
     def _shape(self) -> tuple[Any, list[Any], Any, list[Any]]:
         """The expression as ``factor * (terms) / divisor + rest``.

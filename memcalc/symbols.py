@@ -1,10 +1,11 @@
 """The letters of every formula, and what each stands for. This table is the only one.
 
-The letters are the paper's (Korthikanti et al. 2022, table 1), with k, d and f beside them for
-models whose key-value heads, head size or MLP width do not follow from a and h, m for the stages of
-the interleaved schedule (section 4.2.3), and those of latent attention, experts and their ranks.
+The letters are those of Korthikanti et al. 2022, table 1. Beside them stand k, d and f, for models
+whose key-value heads, head size or MLP width do not follow from a and h; m, for the model chunks of
+the interleaved schedule (section 4.2.3); and the letters of latent attention and of experts.
 """
 
+from collections.abc import Collection
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -33,26 +34,26 @@ LETTERS = (
     Letter("v", "vocabulary size", "tokens", "model.vocab_size"),
     Letter("q", "width of the compressed query", "elements", "model.q_lora_rank"),
     Letter("l", "width of the compressed key and value", "elements", "model.kv_lora_rank"),
-    Letter("o", "rotated part of a head", "elements", "model.rope_head_size"),
-    Letter("u", "size of a value head", "elements", "model.v_head_size"),
+    Letter("o", "rotary part of a head", "elements", "model.rope_head_size"),
+    Letter("u", "value head size", "elements", "model.v_head_size"),
     Letter("n", "experts", "experts", "model.experts"),
-    Letter("r", "experts of a token", "experts", "model.experts_per_token"),
+    Letter("r", "experts per token", "experts", "model.experts_per_token"),
     Letter("g", "width of an expert", "elements", "model.expert_ffn_size"),
     Letter("y", "width of the shared experts", "elements", "model.shared_ffn_size"),
     Letter("t", "tensor-parallel size", "ranks", "parallel.tp"),
     Letter("p", "pipeline-parallel size", "ranks", "parallel.pp"),
-    Letter("m", "virtual pipeline stages of a rank", "stages", "parallel.vpp"),
+    Letter("m", "model chunks per pipeline rank", "chunks", "parallel.vpp"),
     Letter("c", "context-parallel size", "ranks", "parallel.cp"),
     Letter("e", "expert-parallel size", "ranks", "parallel.ep"),
     Letter("x", "tensor-parallel size of the experts", "ranks", "parallel.expert_tp"),
 )
-OF_EXPERTS = ("e", "x")  # letters that mean nothing to a model without experts
+OF_EXPERTS = ("e", "x")  # letters that a model without experts does not have
 
 _FIELDS = tuple((letter.letter, attrgetter(letter.field)) for letter in LETTERS)
 
 
 def in_words(letter: str) -> str:
-    """A letter after what it means, for a message.
+    """A letter after its meaning, for a message.
 
     >>> in_words("v"), in_words("rsb")
     ('vocabulary size v', 'rsb')
@@ -60,8 +61,18 @@ def in_words(letter: str) -> str:
     return next((f"{x.meaning} {letter}" for x in LETTERS if x.letter == letter), letter)
 
 
+def legend(used: Collection[str]) -> tuple[str, ...]:
+    """A note of what letters mean, or none where none are used.
+
+    >>> legend("sb")
+    ('letters: s sequence length, b micro-batch size',)
+    """
+    known = [f"{x.letter} {x.meaning}" for x in LETTERS if x.letter in used]
+    return (f"letters: {', '.join(known)}",) if known else ()
+
+
 def values(config: Config) -> dict[str, int]:
-    """The letters with their values in a config; a letter without one is left out.
+    """The letters with their values in a config. A letter without a value is left out.
 
     >>> from memcalc.config import load
     >>> values(load("22b"))["h"]
@@ -83,10 +94,10 @@ def symbol(letter: str) -> Any:
 
 
 def symbolic(config: Config, tensor_parallel: bool | None = None) -> dict[str, Any]:
-    """The letters as sympy symbols, with the model's own relations put in.
+    """The letters as sympy symbols, with the model's own relations substituted.
 
-    Where a model's head size is h/a, its MLP width 4h or its key-value heads a, the letter stands
-    for that relation, so that a formula has no more letters than the model has free sizes.
+    Where a model's head size is h/a, its MLP width 4h or its key-value heads a, that relation
+    replaces the letter. So a formula has no more letters than the model has free sizes.
 
     Args:
         config: The model and its parallelism.

@@ -1,4 +1,6 @@
-"""``comm``: the collectives of a layer and of an iteration, and what a rank sends for them."""
+"""``comm``: the collectives of a layer and of an iteration, and what a rank sends in them."""
+
+from collections.abc import Sequence
 
 from memcalc import symbols
 from memcalc.analysis import communication
@@ -7,17 +9,18 @@ from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.parallel import SHARDERS, ZERO
 from memcalc.report import Column, Report
+from memcalc.units import format_bytes
 
 # What a part of an iteration is, where its name does not say it.
 PARTS = {
-    "table": "table: the embedding's; gradients of copies on other stages are summed with its own",
-    "partial": "partial: gradients of what every tensor-parallel rank holds whole and uses for a "
-    "part of the tokens or heads, as norms; summed once an iteration",
+    "table": "table: the embedding; copies on other stages have their gradients all-reduced",
+    "partial": "partial: gradients of parameters replicated over tensor-parallel ranks (such as "
+    "norms), all-reduced once per iteration",
 }
-WHOLE = "weights, experts: gradients, summed once over the ranks that hold the same"
-SPLIT = (
-    "weights, experts: gradients scattered to ranks that split {}, and weights gathered from them "
-    "({}; a framework may keep some gathered); step: after the optimizer's"
+WHOLE = "weights, experts: gradients, all-reduced once over the ranks that hold the same parameters"
+SHARDED = (
+    "weights, experts: gradients are reduce-scattered and weights all-gathered over the ranks that "
+    "shard {} ({}; a framework may keep some weights gathered); step: after the optimizer step"
 )
 
 
@@ -43,28 +46,32 @@ def comm(config: Config) -> Report:
         for kind in of
     }
     scopes["iteration"] = communication.of_iteration(config)
+    rank, p = "one rank", config.parallel.pp
+    if p > 1:
+        rank += f" of pipeline stage {communication.busiest_stage(config)} (of 0 to {p - 1})"
     lines: tuple[str, ...] = (
-        "layer: one layer, one micro-batch; iteration: a rank of pipeline stage "
-        f"{communication.busiest_stage(config)} of {config.parallel.pp} (from 0), all its layers, "
-        f"ends and micro-batches, for {batch_note(config)}",
-        "bytes are what a rank sends, by the ring algorithms: (n-1)/n of the tensor for a gather "
-        "or a scatter, twice that for an all-reduce",
+        f"layer: one layer, one micro-batch; iteration: {rank}, all its layers and "
+        f"micro-batches, with the embedding and the head that it has, for {batch_note(config)}",
+        "bytes per rank: what a rank sends under ring algorithms, (n-1)/n of the tensor for an "
+        "all-gather or reduce-scatter, twice that for an all-reduce",
     )
     parts = {traffic.part for traffic in scopes["iteration"]}
     lines += tuple(said for part, said in PARTS.items() if part in parts)
     if {"weights", "experts"} & parts:
-        split = SPLIT.format(ZERO[config.parallel.zero], SHARDERS[config.parallel.sharder])
-        lines += (split if config.parallel.zero else WHOLE,)
+        sharded = SHARDED.format(ZERO[config.parallel.zero], SHARDERS[config.parallel.sharder])
+        lines += (sharded if config.parallel.zero else WHOLE,)
     if config.parallel.sp and config.parallel.tp > 1:
         lines += (
-            "the gathers overlapped with the data gradient are those that sequence parallelism "
-            "adds: the paper's count leaves them out",
+            "all-gathers overlapped with the data gradient are those that sequence parallelism "
+            "adds; the paper's count leaves them out",
         )
     if config.model.kv_heads < config.parallel.tp:
-        lines += ("the gather of the packed q, k and v of fewer key-value heads is not counted",)
+        lines += (
+            "the all-gather of packed q, k and v for key-value heads fewer than t is not counted",
+        )
     return Report(
         "comm",
-        f"Communication of {setting(config)}, {recomputation(config)}",
+        f"Collectives per layer and per iteration: {setting(config)}, {recomputation(config)}",
         (
             Column("scope", "text"),
             Column("part", "text"),
@@ -81,4 +88,18 @@ def comm(config: Config) -> Report:
         ),
         symbols.values(config),
         (*notes(config), *lines),
+        answer=_answer(scopes["iteration"]),
+    )
+
+
+def _answer(traffic: Sequence[communication.Traffic]) -> str:
+    """What a rank sends in an iteration, and what of that is most."""
+    if not traffic:
+        return "a GPU sends nothing"
+    most = max(traffic, key=lambda each: each.bytes)
+    total = sum(each.bytes for each in traffic)
+    where = f"{most.collective} of {most.part} ({most.phase})"
+    return (
+        f"one GPU sends {format_bytes(round(total))} per iteration, "
+        f"{float(100 * most.bytes / total):.0f} % of it in {where}"
     )

@@ -1,4 +1,4 @@
-"""``flops``: the FLOPs of an iteration, or of one layer, and the utilisation that they mean."""
+"""``flops``: the FLOPs of an iteration or of one layer, and the utilisation."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -12,6 +12,7 @@ from memcalc.config.gpus import gpu
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
+from memcalc.units import format_flops
 
 SCOPES = ("iteration", "layer")
 OF_TORCH = ("torch", "transformers")  # whose recomputation is torch.utils.checkpoint's
@@ -24,9 +25,9 @@ def flops(
     gpus: int | None = None,
     causal: bool = False,
 ) -> Report:
-    """FLOPs over all ranks, and their share of what the GPUs could do.
+    """FLOPs over all ranks, and their share of the GPUs' peak.
 
-    Model FLOPs are those of forward and backward; hardware FLOPs are those and what is recomputed.
+    Model FLOPs are those of forward and backward. Hardware FLOPs add those of recomputation.
     Without the time of an iteration the utilisation is unknown (None).
 
     Args:
@@ -35,11 +36,12 @@ def flops(
             layer for one micro-batch.
         iteration_time: Seconds of an iteration.
         gpus: How many GPUs run it; by default, the ranks of the config.
-        causal: Whether the attention's own products count half.
+        causal: Whether attention-score FLOPs count half.
 
     Raises:
-        ConfigError: The number of GPUs is none.
-        UsageError: The time has no meaning, or no GPU is named, or there is no causal mask.
+        ConfigError: The number of GPUs is not a whole number in its range.
+        UsageError: The time is out of range or of one layer, the GPU is unknown, or nothing has a
+            causal mask.
 
     >>> from memcalc.config import load
     >>> row, = flops(load("530b"), iteration_time=37.83).records()
@@ -49,10 +51,11 @@ def flops(
     if scope not in SCOPES:
         raise UsageError(f"scope {scope!r} is unknown; {nearest(str(scope), SCOPES)}")
     if iteration_time is None and gpus is not None:
-        raise UsageError("the number of GPUs has no meaning without an iteration's time")
+        raise UsageError("--gpus needs --iteration-time")
     if iteration_time is not None and (scope == "layer" or not 1e-6 <= iteration_time <= 1e9):
         raise UsageError(
-            "an iteration's time is a number of seconds from 1e-6 to 1e9, for the whole iteration"
+            "--iteration-time must be from 1e-6 to 1e9 seconds, and is of a whole iteration: "
+            "--scope iteration"
         )
     if scope == "iteration":
         config = config.padded
@@ -61,7 +64,7 @@ def flops(
     seconds = None if iteration_time is None else Fraction(str(iteration_time))
     done = getattr(count, scope)(config, causal)
     if causal and done == getattr(count, scope)(config):
-        raise UsageError(f"no attention counted here has a causal mask: {setting(config)}")
+        raise UsageError(f"--causal: no attention has a causal mask in {setting(config)}")
     printed = _printed(config) if scope == "iteration" and not causal else None
     mfu = _percent(done.model, config, seconds, gpus)
     return Report(
@@ -98,7 +101,19 @@ def flops(
             *_not_run(config, scope, causal, done),
             *_gpu_note(config, gpus, mfu),
         ),
+        answer=_answer(done, scope, mfu, _percent(done.hardware, config, seconds, gpus)),
     )
+
+
+def _answer(done: count.Flops, scope: str, mfu: float | None, hfu: float | None) -> str:
+    """The model's FLOPs, those that the hardware does, and what of its peak that is."""
+    per = "iteration" if scope == "iteration" else "layer and micro-batch"
+    line = f"model FLOPs per {per}: {format_flops(done.model)}"
+    if done.recomputed:
+        line += f", {format_flops(done.hardware)} with recomputation"
+    if mfu is not None and hfu is not None:
+        line += f"; MFU {mfu:.1f} %, HFU {hfu:.1f} %"
+    return line
 
 
 def _percent(
@@ -110,7 +125,7 @@ def _percent(
 
 
 def _printed(config: Config) -> Fraction | None:
-    """Hardware FLOPs by the paper's equation 8, for the layer and the policy that it counts."""
+    """Hardware FLOPs by the paper's equation 8, for the layer and policy that it is about."""
     model = config.model
     its_layer = (
         not model.gated
@@ -126,7 +141,7 @@ def _printed(config: Config) -> Fraction | None:
 
 
 def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str, ...]:
-    """What a utilisation rests on."""
+    """The GPUs and the peak that a utilisation is of."""
     if mfu is None:
         return ()
     found = gpu(str(config.run.gpu))
@@ -134,17 +149,16 @@ def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str,
     number = ranks if gpus is None else gpus
     peak = (found.peaks[config.run.precision] or 0) / 1e12
     lines: tuple[str, ...] = (
-        f"utilisation of {number} x {found.name} at {peak:g} TFLOP/s ({found.source})",
+        f"utilisation is of {number} x {found.name} with a peak of {peak:g} TFLOP/s each "
+        f"({found.source})",
     )
     if number != ranks:
         lines += (
-            f"warning: {number} GPUs share the work of a config of {ranks} ranks; set --dp and "
-            "--global-batch-size if they work on more",
+            f"warning: --gpus {number} divides the work of {ranks} ranks; if these GPUs run more, "
+            "set --dp and --global-batch-size",
         )
     if mfu > 100:
-        lines += (
-            "warning: more than the peak: the time, the batch or the GPUs are not this run's",
-        )
+        lines += ("warning: utilisation above 100 %: check --iteration-time, --gpus and the batch",)
     return lines
 
 
@@ -152,41 +166,41 @@ def _scope_note(config: Config, scope: str) -> str:
     if scope == "layer":
         several = len(kinds(config)) > 1
         one = f"one {usual_kind(config)} layer" if several else "one layer"
-        return f"{one}, one micro-batch, all tensor-parallel ranks together"
-    return f"all layers and the head, over all ranks; {batch_note(config)}"
+        return f"{one}, one micro-batch, summed over tensor-parallel ranks"
+    return f"all layers and the head, summed over all ranks, for {batch_note(config)}"
 
 
 def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Iterator[str]:
-    """What is counted, and some kernels or frameworks leave out."""
+    """What is counted here, but which some kernels or frameworks do not run."""
     if config.run.frozen:
         yield (
-            "frozen weights: backward has one product for each of theirs, not two (none, where "
-            "nothing before them is trained, which is not counted)"
+            "frozen weights: backward counts one GEMM per forward GEMM, not two; where nothing "
+            "before them is trained it runs none, which is not modelled"
         )
     early = getattr(count, scope)(config, causal, early_stop=True).recomputed
     if config.run.implementation.name.startswith(OF_TORCH) and early < done.recomputed:
         yield (
-            "torch.utils.checkpoint stops early by default: then "
-            f"{float(100 * early / done.recomputed):.1f} % of what is recomputed here runs"
+            "torch.utils.checkpoint stops early by default: it runs "
+            f"{float(100 * early / done.recomputed):.1f} % of the recompute FLOPs counted here"
         )
     hidden = count.beyond_windows(config, causal) if scope == "iteration" else 0
     if hidden:
         yield (
-            "kernels that leave out what sliding windows hide run "
-            f"{float(100 * hidden / done.forward):.1f} % less of forward's FLOPs"
+            "kernels that skip scores outside a sliding window run "
+            f"{float(100 * hidden / done.forward):.1f} % fewer forward FLOPs"
         )
 
 
 def _conventions(config: Config, causal: bool, printed: bool) -> tuple[str, ...]:
-    mask = "counts half of the attention's own products" if causal else "saves none"
+    scores = "half (causal mask)" if causal else "in full, causal mask or not"
     lines: tuple[str, ...] = (
-        f"matrix products only, a multiply-add is two FLOPs, a causal mask {mask}",
+        f"GEMMs only, two FLOPs per multiply-add; attention-score FLOPs count {scores}",
     )
     if config.run.implementation.attention == "flash":
-        lines += ("what the flash kernel's own backward computes again (QK^T) is not counted",)
+        lines += ("the scores that a flash kernel recomputes in its own backward are not counted",)
     if printed:
         lines += (
-            "hfu printed is by the paper's equation 8, which counts the repeated core three times "
-            "(Megatron-LM issue 523)",
+            "hfu printed follows the paper's equation 8, which counts the recomputed attention "
+            "core three times (Megatron-LM issue 523)",
         )
     return lines

@@ -12,7 +12,7 @@ from memcalc.report import Column, Report
 def formula(config: Config, accounting: str = "paper") -> Report:
     """The activation memory of one layer in bytes: each tensor, the sum of each part, the whole.
 
-    With tensor parallel 1 the letter t vanishes.
+    With a tensor-parallel size of 1 there is no letter t.
 
     Args:
         config: The model, its parallelism and its run.
@@ -33,13 +33,18 @@ def formula(config: Config, accounting: str = "paper") -> Report:
         for kind, found in steps.items()
         for step, size in found
     ]
+    letters = {letter for found in steps.values() for letter in found[-1][1].letters}
     return Report(
         "formula",
-        f"Bytes that one layer of {setting(config)} keeps on a rank, {recomputation(config)}",
+        f"Bytes that one layer keeps per GPU: {setting(config)}, {recomputation(config)}",
         (Column("step", "text"), Column("formula", "formula")),
         tuple(rows),
         symbols.values(config),
-        (*notes(config, accounting), *_letters([found[-1][1] for found in steps.values()])),
+        (*notes(config, accounting), *symbols.legend(letters)),
+        answer="; ".join(
+            f"{kind + ': ' if len(there) > 1 else ''}{found[-1][1]} bytes per layer per GPU"
+            for kind, found in steps.items()
+        ),
     )
 
 
@@ -53,10 +58,3 @@ def _steps(config: Config, kind: str, accounting: str) -> list[tuple[str, Formul
         rows.append((f"{part}: {entry.tensor.name}, kept by {', '.join(entry.ops)}", size))
     rows += [(f"sum of {part}", size) for part, size in parts.items()]
     return [*rows, ("one layer", Formula(sum(size.expression for size in parts.values())))]
-
-
-def _letters(totals: list[Formula]) -> tuple[str, ...]:
-    """A legend of the letters in formulas."""
-    names = {x.name for total in totals for x in total.expression.free_symbols}
-    used = [f"{x.letter} {x.meaning}" for x in symbols.LETTERS if x.letter in names]
-    return (f"letters: {', '.join(used)}",) if used else ()

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 from memcalc import symbols
 from memcalc.analysis.layers import layer_bytes
 from memcalc.answers.notes import flash_note, notes, setting
-from memcalc.blocks.layer import kinds
+from memcalc.blocks.layer import kinds, usual_kind
 from memcalc.config import Config
 from memcalc.errors import ConfigError
 from memcalc.formulas import layer_formula
 from memcalc.report import Column, Report
+from memcalc.units import format_bytes
 
 
 class Technique(NamedTuple):
@@ -29,7 +30,7 @@ class Technique(NamedTuple):
         try:
             return replace(config, parallel=parallel, run=run)
         except ConfigError as error:
-            raise ConfigError(f"the row {self.name}: {error}") from error
+            raise ConfigError(f"technique {self.name}: {error}") from error
 
 
 TECHNIQUES = (
@@ -46,8 +47,8 @@ def layer(config: Config, accounting: str = "paper") -> Report:
     """Bytes that one layer keeps for backward on one rank, under each technique.
 
     The techniques are the report's rows, so the config's own sequence parallelism and
-    recomputation do not matter here. ``full`` keeps the layer's input whole on every rank, as the
-    paper counts it.
+    recomputation have no effect. Under ``full`` every rank keeps the whole input of the layer, as
+    the paper counts it.
 
     Args:
         config: The model and its run; the tensor-parallel size is taken from it.
@@ -72,10 +73,11 @@ def layer(config: Config, accounting: str = "paper") -> Report:
             rows.append((kind, technique.name, formula, size, 100 * size / sizes["tensor"]))
     lines = (*notes(config, accounting), *flash_note(config))
     if config.parallel.tp == 1:
-        lines += ("tensor parallel 1: the rows with tensor parallelism equal those without",)
+        lines += ("tensor-parallel size 1: rows with tensor parallelism equal those without",)
+    lines += symbols.legend({letter for _, _, formula, *_ in rows for letter in formula.letters})
     return Report(
         "layer",
-        f"Activation memory of one layer of {setting(config.with_parallel(sp=False))}",
+        f"Activations of one layer per GPU: {setting(config.with_parallel(sp=False))}",
         (
             Column("layer_kind", "text", detail=len(kinds(config)) == 1),
             Column("technique", "text"),
@@ -86,4 +88,18 @@ def layer(config: Config, accounting: str = "paper") -> Report:
         tuple(rows),
         symbols.values(config),
         lines,
+        answer=_answer(config, rows),
+    )
+
+
+def _answer(config: Config, rows: list[tuple[Any, ...]]) -> str:
+    """What a layer of the usual kind keeps at most and at least, short of full recomputation."""
+    usual, several = usual_kind(config), len(kinds(config)) > 1
+    size = {name: format_bytes(bytes_) for kind, name, _, bytes_, _ in rows if kind == usual}
+    first = f"one {usual + ' ' if several else ''}layer keeps {size['tensor']} per GPU"
+    if config.parallel.tp == 1:
+        return f"{first}; {size['tensor+selective']} with selective recomputation"
+    return (
+        f"{first} with tensor parallelism {config.parallel.tp}; "
+        f"{size['tensor+sequence+selective']} with sequence parallelism and selective recomputation"
     )

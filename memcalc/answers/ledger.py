@@ -13,7 +13,7 @@ from memcalc.units import format_bytes
 
 
 def ledger(config: Config, accounting: str = "paper") -> Report:
-    """Each tensor that one layer keeps on one rank, under the config's own choices.
+    """Each tensor that one layer saves for backward on one rank, under the config's own choices.
 
     Args:
         config: The model, its parallelism and its run.
@@ -28,24 +28,26 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
     (['layer_input'], [100663296])
     """
     found = {kind: _rows(config, kind, accounting) for kind in kinds(config)}
-    sizes = ", ".join(_size(kind, rows, len(found)) for kind, rows in found.items())
+    shapes = [row[3].replace("Max", "") for rows in found.values() for row in rows]
     return Report(
         "ledger",
-        f"What one layer of {setting(config)} keeps, {recomputation(config)}: {sizes}",
+        f"Tensors that one layer saves for backward per GPU: {setting(config)}, "
+        f"{recomputation(config)}",
         (
             Column("layer_kind", "text", detail=len(found) == 1),
             Column("tensor", "text"),
             Column("op", "text"),
             Column("shape", "text"),
-            Column("split", "text", detail=True),
+            Column("split", "text", detail=1),
             Column("bytes", "bytes"),
             Column("dropped_by", "text"),
-            Column("reason", "text", detail=True),
-            Column("source", "text", detail=True),
+            Column("reason", "text", detail=2),
+            Column("source", "text", detail=3),
         ),
         tuple(row for rows in found.values() for row in rows),
         symbols.values(config),
-        notes(config, accounting),
+        (*notes(config, accounting), *symbols.legend(set("".join(shapes)))),
+        answer="; ".join(_answer(kind, rows, len(found)) for kind, rows in found.items()),
     )
 
 
@@ -69,14 +71,19 @@ def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def _size(kind: str, rows: list[tuple[Any, ...]], kinds_: int) -> str:
+def _answer(kind: str, rows: list[tuple[Any, ...]], kinds_: int) -> str:
+    """What one layer of a kind keeps, and its largest tensor."""
     size = format_bytes(sum(row[5] for row in rows))
     tensors = f"{len(rows)} tensor{'s' if len(rows) != 1 else ''}"
-    return f"{size} in {tensors}" + (f" ({kind})" if kinds_ > 1 else "")
+    line = f"{size} per {kind + ' ' if kinds_ > 1 else ''}layer per GPU in {tensors}"
+    if len(rows) > 1:
+        largest = max(rows, key=lambda row: int(row[5]))
+        line += f" (largest: {largest[1]}, {format_bytes(largest[5])})"
+    return line
 
 
 def _split(tensor: Tensor, config: Config) -> str:
-    """What splits a tensor; ``replicated`` where several ranks hold the same, all or in part."""
+    """What shards a tensor; ``replicated`` where several ranks hold the same, all or in part."""
     if any(axis.shown.startswith("Max") for axis in tensor.axes):
         return "tensor, replicated"
     return tensor.split or ("replicated" if config.parallel.tp > 1 else "none")

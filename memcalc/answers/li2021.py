@@ -1,4 +1,4 @@
-"""``formula --paper li2021``: the tables of the other sequence parallelism, and where it pays."""
+"""``formula --paper li2021``: the sequence parallelism of Li et al. 2021, and where it pays."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from memcalc.report import Column, Report
 
 
 def li2021() -> Report:
-    """Tables 1 and 2 of Li et al. 2021 beside tensor parallelism's, with the break-even, derived.
+    """Tables 1 and 2 of Li et al. 2021 with the derived break-even between the two parallelisms.
 
     >>> print(li2021().records()[-1]["formula"])
     16*A*Z
@@ -22,20 +22,22 @@ def li2021() -> Report:
         rows += [
             (f"{block.name}, tensor parallelism", Plain(block.tensor)),
             (f"{block.name}, sequence parallelism", Plain(block.sequence)),
-            (f"{block.name}, the first less the second", Plain(saved)),
+            (f"{block.name}, difference of the two", Plain(saved)),
             (f"{block.name}, sequence parallelism needs less where B*L >", Plain(block.break_even)),
         ]
     return Report(
         "formula",
-        "Elements on a device, by Li et al. 2021 (tables 1 and 2)",
+        "Elements per device, by Li et al. 2021 (tables 1 and 2)",
         (Column("step", "text"), Column("formula", "formula")),
         tuple(rows),
         {},
         (
-            "elements, not bytes: parameters, gradients and Adam's two moments, and of the "
-            "activations each operation's output once; not comparable with memcalc's bytes",
+            "elements, not bytes: parameters, gradients, Adam's two moments and each operation's "
+            "output once; not comparable with memcalc's bytes",
             "letters: B batch, L sequence length, H hidden size, A head size, Z heads, N devices",
-            "here sequence parallelism splits everything along the sequence, and parameters are "
-            "whole on every device (today's context parallelism without sharded states)",
+            "sequence parallelism here shards all activations along the sequence and replicates "
+            "parameters on every device (today's context parallelism without sharded states)",
         ),
+        answer="sequence parallelism needs less memory than tensor parallelism where "
+        f"B*L > {Plain(MLP.break_even)} (MLP) and B*L > {Plain(ATTENTION.break_even)} (attention)",
     )

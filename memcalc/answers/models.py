@@ -16,7 +16,7 @@ WORDS = ("norm", "activation", "position", "source")
 
 
 def models() -> Report:
-    """The catalogue's models with their sizes, each with where it was seen.
+    """The catalogue's models with their sizes, each with its source.
 
     >>> [name for name in models().column("name") if name.startswith("llama-2")]
     ['llama-2-13b', 'llama-2-70b', 'llama-2-7b']
@@ -24,7 +24,7 @@ def models() -> Report:
     found = [source.model for source in catalog.entries()]
     return Report(
         "models",
-        f"{len(found)} models",
+        "Models of the catalogue",
         (
             Column("name", "text"),
             *(
@@ -34,11 +34,12 @@ def models() -> Report:
             *(Column(name, "text", detail=True) for name in WORDS),
         ),
         tuple(tuple(getattr(each, name) for name in ("name", *SIZES, *WORDS)) for each in found),
+        answer=f"{len(found)} models; `memcalc models NAME` shows all facts of one",
     )
 
 
 def model(name: str) -> Report:
-    """Every fact of one model, a row each, with what follows from them.
+    """Every fact of one model, one row per fact, with its parameter counts.
 
     Raises:
         ConfigError: There is no such model.
@@ -59,16 +60,27 @@ def model(name: str) -> Report:
         facts["active parameters"] = active_parameters(config)
     return Report(
         "models",
-        f"All that is known of {found.name}",
+        f"Facts of {found.name}",
         (Column("fact", "text"), Column("value", "text")),
         tuple((key, _shown(value)) for key, value in facts.items()),
         {},
         tuple(f"warning: {line}" for line in config.warnings),
+        answer=_answer(found.name, facts),
     )
 
 
+def _answer(name: str, facts: dict[str, Any]) -> str:
+    """The size of a model in a line."""
+    line = f"{name} has {facts['kinds of layers']} layers"
+    if "parameters" in facts:
+        line += f" and {facts['parameters']:,} parameters"
+    if "active parameters" in facts:
+        line += f", {facts['active parameters']:,} of them active per token"
+    return line
+
+
 def _shown(value: Any) -> str:
-    """A value in words: a yes or no, a number, and a pattern of layers by its runs."""
+    """A value in words: yes or no, a number, or a pattern of layers by its runs."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):

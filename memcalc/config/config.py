@@ -461,7 +461,8 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
                 f"implementation {kernels.name} has {kernels.attention} attention; "
                 "of transformers-eager and transformers-sdpa, choose the other"
             )
-        kernels = replace(kernels, attention=said["attention"])
+        others = f"all but attention: {kernels.source}"
+        kernels = replace(kernels, attention=said["attention"], source=others)
     given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
     chosen = {name: said[name] for name in (*given, "gathers_tokens") if name in said}
     return replace(kernels, **{"batch_first": _batch_first(kernels, said), **chosen})

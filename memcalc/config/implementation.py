@@ -124,7 +124,7 @@ IMPLEMENTATIONS = {
         ),
         Implementation(
             name="megatron",
-            source="Megatron-core with Transformer Engine layers and FlashAttention",
+            source="Megatron-core with Transformer Engine layers",
             norms_in_linears=True,
             fills_padding=True,
             repeats_kv=True,

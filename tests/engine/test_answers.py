@@ -1,0 +1,85 @@
+"""The first lines of answers about a layer and an iteration, and the legends of their letters."""
+
+import re
+
+import pytest
+
+from memcalc import comm, flops, formula, layer, ledger, models
+from memcalc.answers.models import model
+from memcalc.config import load
+from memcalc.symbols import LETTERS
+
+MEANINGS = {x.letter: x.meaning for x in LETTERS}
+
+
+def legend(report):
+    (line,) = [note for note in report.notes if note.startswith("letters: ")]
+    return dict(each.split(" ", 1) for each in line.removeprefix("letters: ").split(", "))
+
+
+def test_a_layer_begins_with_its_bytes_with_and_without_techniques():
+    """Korthikanti et al. 2022, table 2, for 175b: 5as/h is 80; 34 + 80 and 34, over 8 ranks."""
+    s, b, h, t = 2048, 1, 12288, 8
+    most, least = s * b * h * (10 + 24 / t + 80 / t) / 2**20, s * b * h * 34 / t / 2**20
+    assert layer(load("175b")).answer == (
+        f"one layer keeps {most:.0f} MiB per GPU with tensor parallelism 8; {least:.0f} MiB with "
+        "sequence parallelism and selective recomputation"
+    )
+
+
+def test_a_ledger_begins_with_its_sum_and_largest_tensor():
+    report = ledger(load("22b"))
+    total, largest = sum(report.column("bytes")), max(report.records(), key=lambda x: x["bytes"])
+    assert report.answer == (
+        f"{total / 2**20:,.0f} MiB per layer per GPU in {len(report.rows)} tensors "
+        f"(largest: {largest['tensor']}, {largest['bytes'] / 2**20:,.0f} MiB)"
+    )
+    kinds = ledger(load("deepseek-v2-lite", seq_length=4096)).answer
+    assert re.fullmatch(r".* per dense layer per GPU .*; .* per moe layer per GPU .*", kinds)
+
+
+@pytest.mark.parametrize("report", [layer, formula])
+def test_a_legend_has_exactly_the_letters_of_the_formulas(report):
+    found = report(load("llama-3-8b", tp=2, seq_length=4096))
+    used = set(re.sub("Max|[^a-zA-Z]", "", "".join(map(str, found.column("formula")))))
+    assert legend(found) == {letter: MEANINGS[letter] for letter in used}
+
+
+def test_a_ledgers_legend_has_exactly_the_letters_of_its_shapes():
+    found = ledger(load("mixtral-8x7b", tp=2, ep=2, sp=True, seq_length=4096, dp=2))
+    used = set(re.sub("Max|[^a-zA-Z]", "", "".join(found.column("shape"))))
+    assert legend(found) == {letter: MEANINGS[letter] for letter in used}
+
+
+def test_a_formula_begins_with_itself():
+    assert formula(load("22b", sp=True, recompute="selective")).answer.startswith(
+        "34*b*h*s/t bytes"
+    )
+
+
+def test_flops_begin_with_the_models_and_the_utilisation():
+    """Korthikanti et al. 2022, table 5: 530b at 37.83 s has an MFU of 56.0 %, an HFU of 57.0 %."""
+    run = {"sp": True, "recompute": "selective"}
+    assert "; MFU 56.0 %, HFU 5" in flops(load("530b", **run), iteration_time=37.83).answer
+    assert "MFU" not in flops(load("530b", **run)).answer
+
+
+def test_comm_begins_with_what_a_gpu_sends():
+    report = comm(load("22b"))
+    sent = sum(row["bytes_per_rank"] for row in report.records() if row["scope"] == "iteration")
+    assert report.answer.startswith(f"one GPU sends {sent / 2**30:.2f} GiB per iteration, ")
+    assert comm(load("llama-3-8b")).answer == "a GPU sends nothing"
+
+
+def test_models_begin_with_their_number_and_one_with_its_size():
+    assert models().answer.startswith(f"{len(models().rows)} models")
+    assert model("mixtral-8x7b").answer == (
+        "mixtral-8x7b has 32 moe layers and 46,702,792,704 parameters, 12,879,925,248 of them "
+        "active per token"
+    )
+
+
+def test_a_source_is_not_claimed_for_another_attention():
+    own, other = layer(load("22b")).notes[0], layer(load("22b", attention="flash")).notes[0]
+    assert "as Korthikanti et al. 2022 count it" in own
+    assert "(flash attention; all but attention: " in other
