@@ -195,7 +195,7 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What other names work, and where the documentation is."""
         formatter.write_paragraph()
-        if any(each.name == "tp" for each in self.params):
+        if any(each.name == "tp" for each in _visible(self, ctx)):
             formatter.write_text(OTHER_NAMES)
             formatter.write_paragraph()
         formatter.write_text(f"Documentation: {self.docs} of memcalc's repository.")

@@ -1,13 +1,15 @@
-"""``memcalc plot``."""
+"""``memcalc plot``: a command per kind of figure, each with the options that change it."""
 
+import os
+import shlex
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from memcalc import figures, files
-from memcalc.cli.command import Command, option
+from memcalc.cli.command import Command, Decorated, option
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -16,88 +18,222 @@ from memcalc.cli.options import (
     STATES,
     WHOLE,
     configure,
-    optional_model,
+    model,
     options,
+    refused,
     warn,
 )
-from memcalc.config import Config
+from memcalc.config.catalog import names
+from memcalc.errors import nearest
 from memcalc.figures import backend
 
+LAYER = (*RUN, *KERNELS)
+EVERY = (*LAYER, *WHOLE, *PIPELINE, *STATES, *CHOICES, "cross_entropy", "accounting", "gpu")
 
-@click.command(cls=Command)
-@click.argument("kind", type=click.Choice(list(figures.ALL)))
-@optional_model
-@options(
-    *RUN,
-    *WHOLE,
-    *PIPELINE,
-    *STATES,
-    *CHOICES,
-    *KERNELS,
-    "cross_entropy",
-    "accounting",
-    "gpu",
-    "force",
-)
-@option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    required=True,
-    common=True,
-    help="The figure's file: .png, .svg or .pdf.",
-)
-@click.pass_context
-def plot(
-    ctx: click.Context,
-    /,
-    kind: str,
-    model: str | None,
-    accounting: str,
-    output: Path,
-    **settings: Any,
-) -> None:
-    """A figure.
 
-    \b
-    KIND is one of
-      techniques  one layer's memory under each technique, by its parts
-      memory      a GPU's memory at every pipeline stage, and what there is room for
-      stages      the activations of every pipeline stage at its peak, and over time
-      onchip      the largest recurrent layers that GPUs hold, and the published ones
-      backtest    predicted against measured peaks; MODEL is the file of `memcalc backtest`
-      paper-1     figures of Korthikanti et al. 2022, ours beside theirs
-      paper-7     (these, and onchip, have models of their own)
-      paper-8
+class Kinds(click.Group):
+    """The kinds of figures, in the order in which they are defined."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in order."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The kind that the first argument names, or an error that leads to the nearest."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            hint = nearest(args[0], self.commands)
+            if args[0].lower() in names() or os.path.exists(args[0]):
+                hint = f"try `memcalc plot memory {shlex.quote(args[0])} -o FILE`"
+            raise click.UsageError(f"no figure {args[0][:40]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The kinds with the first lines of their helps."""
+        with formatter.section("Kinds"):
+            formatter.write_dl(
+                [(name, (each.help or "").split("\n")[0]) for name, each in self.commands.items()]
+            )
+
+
+@click.command(
+    cls=Kinds,
+    options_metavar="",
+    subcommand_metavar="KIND [MODEL] -o FILE [OPTIONS]",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 90},
+)
+def plot() -> None:
+    """Draw a figure: PNG, SVG or PDF, by the suffix of -o.
+
+    `memcalc plot KIND --help` lists the options of a kind.
 
     \b
     Examples:
       memcalc plot techniques 175b -o 175b.png
       memcalc plot techniques llama-3-70b --tp 8 -s 8192 -o llama.pdf
-      memcalc plot stages 530b --vpp 1 --recompute full -o stages.svg
       memcalc plot memory 175b --sp --recompute selective -o memory.png
+      memcalc plot stages 530b --vpp 1 --recompute full -o stages.svg
       memcalc plot backtest runs.jsonl -o runs.png
       memcalc plot paper-7 -o figure7.png
     """
+
+
+def kind(name: str, *settings: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A decorator that makes a kind of figure a command, with its own options and no other.
+
+    Args:
+        name: The kind.
+        settings: The shared options that change the figure. All others are refused by name.
+    """
+    shown = CHOICES if name == "techniques" else ()
+    others = [each for each in EVERY if each not in (*settings, *shown)]
+
+    def add(draw: Callable[..., None]) -> click.Command:
+        draw = _output(draw)
+        draw = refused(*_names(others), because=f"{{option}} has no effect on {name}")(draw)
+        draw = refused(
+            *_names(shown),
+            because=f"{{option}} has no effect on {name}: its bars show every choice",
+        )(draw)
+        draw = options(*settings, "force")(draw)
+        return plot.command(name, cls=Command, options_metavar="-o FILE [OPTIONS]")(draw)
+
+    return add
+
+
+def _names(settings: Iterable[str]) -> list[str]:
+    """The options of some settings, as they are written."""
+    found = [f"--{setting.replace('_', '-')}" for setting in settings]
+    return [*found, *["--no-sp"] * ("--sp" in found)]
+
+
+def _output(command: Decorated) -> Decorated:
+    return option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        required=True,
+        common=True,
+        help="The figure's file: .png, .svg or .pdf.",
+    )(command)
+
+
+@kind("techniques", *LAYER, "accounting")
+@model
+def techniques(model: str, accounting: str, output: Path, **settings: Any) -> None:
+    """Activation memory of one layer under each technique, by its parts.
+
+    One panel per kind of layer. The bars are the rows of `memcalc layer`.
+
+    \b
+    Examples:
+      memcalc plot techniques 175b -o 175b.png
+      memcalc plot techniques llama-3-70b --tp 8 -s 8192 -o llama.pdf
+    """
+    _of_model("techniques", model, output, settings, accounting)
+
+
+@kind("memory", *(name for name in EVERY if name != "accounting"))
+@model
+def memory(model: str, output: Path, **settings: Any) -> None:
+    """Memory per GPU at every pipeline stage, and the GPU's size.
+
+    A bar is what `memcalc memory` shows of a stage: allocated bytes at the peak, and above them,
+    hatched on white, the estimates of reserved memory, CUDA context and NCCL.
+
+    \b
+    Examples:
+      memcalc plot memory 175b --sp --recompute selective -o memory.png
+      memcalc plot memory llama-3-8b -s 4096 --dp 8 --zero 1 --gpu h100 -o llama.svg
+    """
+    _of_model("memory", model, output, settings)
+
+
+@kind("stages", *LAYER, *WHOLE, *PIPELINE, "dp", *CHOICES, "cross_entropy", "accounting")
+@model
+def stages(model: str, accounting: str, output: Path, **settings: Any) -> None:
+    """Activations of every pipeline stage, at its peak and over time.
+
+    Of more than 8 stages, the curves over time are those of 8.
+
+    \b
+    Examples:
+      memcalc plot stages 530b --vpp 1 --recompute full -o stages.svg
+      memcalc plot stages 175b --sp --recompute selective --accounting exact -o stages.png
+    """
+    _of_model("stages", model, output, settings, accounting)
+
+
+@kind("backtest")
+@click.argument("file", type=click.Path(path_type=Path))
+def backtest(file: Path, output: Path) -> None:
+    """Predicted against measured peaks of the runs in a file of `memcalc backtest`.
+
+    \b
+    Examples:
+      memcalc plot backtest runs.jsonl -o runs.png
+    """
+    _write("backtest", file, None, output)
+
+
+@kind("onchip")
+def onchip(output: Path) -> None:
+    """The largest recurrent layers whose weights fit on chip, and published ones.
+
+    \b
+    Examples:
+      memcalc plot onchip -o onchip.png
+    """
+    _write("onchip", None, None, output)
+
+
+@kind("paper-1")
+def paper1(output: Path) -> None:
+    """Figure 1 of Korthikanti et al. 2022: memory per GPU, ours beside theirs.
+
+    \b
+    Examples:
+      memcalc plot paper-1 -o figure1.png
+    """
+    _write("paper-1", None, None, output)
+
+
+@kind("paper-7")
+def paper7(output: Path) -> None:
+    """Figure 7 of the same: activation memory of a layer, ours beside theirs.
+
+    \b
+    Examples:
+      memcalc plot paper-7 -o figure7.png
+    """
+    _write("paper-7", None, None, output)
+
+
+@kind("paper-8")
+def paper8(output: Path) -> None:
+    """Figure 8 of the same: time of a layer, by FLOPs alone and as they measured it.
+
+    \b
+    Examples:
+      memcalc plot paper-8 -o figure8.png
+    """
+    _write("paper-8", None, None, output)
+
+
+def _of_model(
+    name: str, model: str, output: Path, settings: dict[str, Any], accounting: str | None = None
+) -> None:
+    """Draw a figure of a model and its run."""
+    figures.check(output.suffix)  # before the work
+    config = configure(model, settings)
+    warn(f"warning: {line}" for line in config.warnings)
+    _write(name, config, accounting, output)
+
+
+def _write(name: str, subject: Any, accounting: str | None, output: Path) -> None:
+    """Draw a figure, and write it to its file."""
     figures.check(output.suffix)
-    if kind == "techniques":
-        for name in CHOICES:
-            if settings[name] is not None:
-                raise click.UsageError(f"--{name} has no place here: it is among the figure's bars")
-    given = [name for name, value in settings.items() if value is not None]
-    if given and (model is None or kind in figures.RUNS):
-        raise click.UsageError(
-            f"{kind} has models of its own: {', '.join(given)} has no place here"
-        )
-    said = ctx.get_parameter_source("accounting") is not ParameterSource.DEFAULT
-    if said and kind not in figures.ACCOUNTED:
-        raise click.UsageError(f"--accounting has no place here: {kind} has no choice of it")
     backend.load()
-    subject: Config | Path | None = None
-    if model is not None:
-        subject = Path(model) if kind in figures.RUNS else configure(model, settings)
-    if isinstance(subject, Config):
-        warn(f"warning: {line}" for line in subject.warnings)
-    figure = figures.plot(kind, subject, accounting if kind in figures.ACCOUNTED else None)
-    files.write(output, figures.encode(figure, output.suffix))
+    files.write(output, figures.encode(figures.plot(name, subject, accounting), output.suffix))

@@ -1,6 +1,7 @@
 """Figures: in one style of their own, with nothing cut off, and no other program started."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -87,6 +88,56 @@ class TestStyle:
             assert figures.encode(drawn, ".png") == plain
             assert {name: matplotlib.rcParams[name] for name in theirs} == theirs
             assert drawn._repr_png_().startswith(b"\x89PNG")
+
+
+class TestCommand:
+    def test_every_kind_has_a_help_of_its_own_with_examples_that_run(
+        self, memcalc, tmp_path, monkeypatch
+    ):
+        listed = memcalc("plot --help").out
+        (tmp_path / "runs.jsonl").write_text(RUNS.read_text())
+        monkeypatch.chdir(tmp_path)
+        for kind in figures.ALL:
+            assert f"  {kind} " in listed
+            for flag in ("-h", "--help"):
+                assert f"memcalc plot {kind}" in memcalc(f"plot {kind} {flag}").out
+            (example, *_) = re.findall(
+                r"^ *memcalc (plot .*)$", memcalc(f"plot {kind} -h").out, re.M
+            )
+            assert memcalc(example).status == 0
+            assert Path(example.split()[-1]).exists()
+
+    def test_help_of_a_kind_has_the_options_that_change_it(self, memcalc):
+        def listed(kind):
+            return set(
+                re.findall(r"^ +(?:-\w, )?(--[\w-]+)", memcalc(f"plot {kind} --help").out, re.M)
+            )
+
+        own = {"--output", "--force", "--help"}
+        assert listed("paper-7") == listed("backtest") == own
+        assert {"--tp", "--attention", "--accounting"} < listed("techniques")
+        assert not {"--pp", "--gpu", "--optimizer", "--sp"} & listed("techniques")
+        assert {"--pp", "--dp", "--recompute", "--cross-entropy"} < listed("stages")
+        assert not {"--gpu", "--optimizer", "--zero"} & listed("stages")
+        assert {"--pp", "--gpu", "--optimizer", "--zero"} < listed("memory")
+
+    @pytest.mark.parametrize("kind", ["techniques", "stages"])
+    @pytest.mark.parametrize(
+        "option",
+        ["--gpu h100", "--optimizer sgd", "--zero 3", "--moments fp8", "--main-grads bf16"],
+    )
+    def test_an_option_without_effect_is_refused_by_name(self, memcalc, kind, option):
+        outcome = memcalc(f"plot {kind} llama-3-8b {option} -o x.png")
+        message = f"memcalc plot {kind}: {option.split()[0]} has no effect on {kind}\n"
+        assert (outcome.status, outcome.err) == (2, message)
+
+    def test_what_changes_nothing_in_a_layer_is_refused_of_its_figure(self, memcalc):
+        for option in ("--pp 4", "--global-batch-size 64", "--cross-entropy te", "--dp 2"):
+            outcome = memcalc(f"plot techniques llama-3-8b {option} -o x.png")
+            assert f"{option.split()[0]} has no effect on techniques" in outcome.err
+
+    def test_a_model_in_place_of_a_kind_leads_on(self, memcalc):
+        assert "try `memcalc plot memory 175b -o FILE`" in memcalc("plot 175b").err
 
 
 RUNS = Path(__file__).parents[1] / "runs.jsonl"
