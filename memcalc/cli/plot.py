@@ -61,7 +61,8 @@ class Kinds(click.Group):
     cls=Kinds,
     options_metavar="",
     subcommand_metavar="KIND [MODEL] -o FILE [OPTIONS]",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 90},
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Documentation: README.md of memcalc's repository.",
 )
 def plot() -> None:
     """Draw a figure: PNG, SVG or PDF, by the suffix of -o.
@@ -191,7 +192,7 @@ def onchip(output: Path) -> None:
 
 @kind("paper-1")
 def paper1(output: Path) -> None:
-    """Figure 1 of Korthikanti et al. 2022: memory per GPU, ours beside theirs.
+    """Figure 1 of Korthikanti et al. 2022: memory per GPU, next to theirs.
 
     \b
     Examples:
@@ -202,7 +203,7 @@ def paper1(output: Path) -> None:
 
 @kind("paper-7")
 def paper7(output: Path) -> None:
-    """Figure 7 of the same: activation memory of a layer, ours beside theirs.
+    """Figure 7 of Korthikanti et al. 2022: activation memory of a layer, next to theirs.
 
     \b
     Examples:
@@ -213,7 +214,7 @@ def paper7(output: Path) -> None:
 
 @kind("paper-8")
 def paper8(output: Path) -> None:
-    """Figure 8 of the same: time of a layer, by FLOPs alone and as they measured it.
+    """Figure 8 of Korthikanti et al. 2022: time of a layer by FLOPs, next to theirs.
 
     \b
     Examples:

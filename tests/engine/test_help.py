@@ -16,6 +16,8 @@ from memcalc.config.gpus import gpus
 from memcalc.lazy import resolve
 
 ALL = {name: resolve(reference) for name, (reference, _) in COMMANDS.items()}
+KINDS = ALL.pop("plot").commands  # which stand in its help
+ALL |= {f"plot {kind}": command for kind, command in KINDS.items()}
 SAID = r"\w.*(\.  \[default: .+\]|\(required\)\.)$"  # what an option does, and its default
 
 
@@ -69,7 +71,7 @@ class TestHelp:
     def test_the_short_help_of_the_largest_command_fits_on_one_screen(self, memcalc):
         assert memcalc("memory -h").out.count("\n") <= 50
 
-    @pytest.mark.parametrize("name", [*ALL, ""])
+    @pytest.mark.parametrize("name", [*ALL, "plot", ""])
     def test_help_command_is_command_help(self, memcalc, name):
         assert memcalc(f"help {name}") == memcalc(f"{name} --help")
 
