@@ -192,7 +192,7 @@ def onchip(output: Path) -> None:
 
 @kind("paper-1")
 def paper1(output: Path) -> None:
-    """Figure 1 of Korthikanti et al. 2022: memory per GPU, next to theirs.
+    """Figure 1 of Korthikanti et al. 2022: memory per GPU, ours and theirs.
 
     \b
     Examples:
@@ -203,7 +203,7 @@ def paper1(output: Path) -> None:
 
 @kind("paper-7")
 def paper7(output: Path) -> None:
-    """Figure 7 of Korthikanti et al. 2022: activation memory of a layer, next to theirs.
+    """Figure 7 of Korthikanti et al. 2022: activation memory of a layer, ours and theirs.
 
     \b
     Examples:
@@ -214,7 +214,7 @@ def paper7(output: Path) -> None:
 
 @kind("paper-8")
 def paper8(output: Path) -> None:
-    """Figure 8 of Korthikanti et al. 2022: time of a layer by FLOPs, next to theirs.
+    """Figure 8 of Korthikanti et al. 2022: time of a layer, by FLOPs and measured.
 
     \b
     Examples:
