@@ -9,10 +9,10 @@ from memcalc.graph.graph import Graph, Op, Region, Save, Tensor
 from memcalc.graph.mesh import Size
 
 ACCOUNTINGS = {
-    "paper": "small buffers (norm statistics, log-sum-exp) left out, as the paper does",
-    "exact": "every byte that autograd keeps",
+    "paper": "without small buffers such as norm statistics and log-sum-exp, as in the paper",
+    "exact": "every byte that autograd saves for backward",
 }
-CHECKPOINT = "torch.utils.checkpoint keeps what enters a recomputed region"
+CHECKPOINT = "torch.utils.checkpoint keeps the inputs of a checkpointed region"
 SELECTIVE_CHECKPOINT = "torch.utils.checkpoint, create_selective_checkpoint_contexts: MUST_SAVE"
 
 NOTHING = POLICIES["none"]
@@ -70,7 +70,7 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
         for tensor in op.inputs:
             if tensor not in inside and tensor not in gone:
                 whole = tensor.kept_as or tensor
-                save = Save(whole, f"enters the recomputed {region.name}", CHECKPOINT)
+                save = Save(whole, f"input of the recomputed {region.name}", CHECKPOINT)
                 _keep(found, save, region.name, path)
         inside.update(op.outputs)
         cached, products[region] = cached_tensors(op, policy, products.get(region, 0))
@@ -78,7 +78,7 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
             gone.update(op.outputs)
         small = {save.tensor for save in op.saves if save.small}
         for tensor in cached:
-            reason = f"cached: the recomputed {region.name} does not make it again"
+            reason = f"cached: not recomputed with the rest of {region.name}"
             save = Save(tensor, reason, SELECTIVE_CHECKPOINT, tensor in small)
             _keep(found, save, op.name, path)
     return list(found.values())

@@ -59,7 +59,7 @@ def between_steps(config: Config, stage: int) -> list[Part]:
         return []
     received = chunks_ - has_embedding(config, stage)
     number = 2 * received * output_bytes(config)
-    name = "last input of each chunk, with its gradient"
+    name = "last input of each chunk and its gradient"
     found = [_buffer(name, number, MEGATRON_PIPELINE)]
     return [buffer for buffer in found if buffer.bytes]
 
@@ -79,17 +79,17 @@ def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
     first = has_embedding(config, stage) and parallel.chunks_per_rank == 1
     if steps and parallel.pp > 1 and not first:
         if parallel.chunks_per_rank > 1:
-            name, number = "input, output's gradient and input's gradient on their way", 3
+            name, number = "input, output gradient and input gradient in transit", 3
         elif phase == "forward":
-            name, number = "micro-batch before: its input, with its gradient", 2
+            name, number = "previous micro-batch: its input and the gradient of it", 2
         else:
-            name, number = "micro-batch before: its input's gradient", 1
+            name, number = "previous micro-batch: gradient of its input", 1
         found.append(_buffer(name, number * output_bytes(config), MEGATRON_P2P))
     at_an_end = has_embedding(config, stage) or has_head(config, stage)
     if phase == "forward" and at_an_end and config.run.environment.loader_mask:
         run = config.run
         number = run.micro_batch_size * run.seq_length**2 // parallel.cp
-        found.append(_buffer("mask from the data loader", number, MEGATRON_MASK))
+        found.append(_buffer("attention mask from the data loader", number, MEGATRON_MASK))
     return [*found, *(_deferred(config, stage) if steps else ())]
 
 
@@ -163,7 +163,7 @@ def _workspaces(config: Config) -> Iterator[Part]:
     yield _buffer("Transformer Engine workspace", size, TE_WORKSPACE)
     if config.model.experts and run.implementation.expert_products == "grouped":
         yield _buffer(
-            "Transformer Engine workspaces of grouped products",
+            "Transformer Engine workspaces of grouped GEMMs",
             GROUPED_STREAMS * size,
             TE_STREAMS,
         )
@@ -197,7 +197,7 @@ def _dummies(config: Config, stage: int) -> Iterator[Part]:
                 shape = tuple(axis.local for axis in weight.axes)
                 shapes[shape[1:] if op.name in OF_EXPERTS else shape] = None
     total = sum(run.activation_bytes * prod(shape) for shape in shapes if len(shape) > 1)
-    yield _buffer("dummy gradients of weights", total, TE_DUMMY)
+    yield _buffer("dummy weight gradients", total, TE_DUMMY)
 
 
 def _gathered(config: Config, stage: int) -> Iterator[Part]:
@@ -226,7 +226,7 @@ def _rotary(config: Config) -> Iterator[Part]:
     if is_megatron(config) and model.position == "rotary":
         width = model.rope_head_size or model.head_size
         size = 4 * config.run.seq_length * width // config.parallel.cp
-        yield _buffer("rotary angles", size, MEGATRON_ROTARY)
+        yield _buffer("rotary embedding table", size, MEGATRON_ROTARY)
 
 
 def _deferred(config: Config, stage: int) -> Iterator[Part]:
@@ -242,10 +242,10 @@ def _deferred(config: Config, stage: int) -> Iterator[Part]:
         assert config.model.vocab_size is not None
         tokens = run.activation_bytes * run.seq_length * run.micro_batch_size // parallel.cp
         each = tokens * config.model.vocab_size // parallel.tp + output_bytes(config)
-        name = "logits' gradients and hidden states kept for the head's late gradient"
+        name = "logit gradients and hidden states for the deferred head gradient"
         yield _buffer(name, number * each, MEGATRON_DEFERRED)
         leaves = max(0, min(number, config.microbatches - 2)) if parallel.pp > 1 else 0
-        name = "inputs, with gradients, of the micro-batches of these hidden states"
+        name = "stage inputs of these micro-batches and their gradients"
         yield _buffer(name, 2 * leaves * output_bytes(config), TORCH_LEAF)
 
 

@@ -197,7 +197,7 @@ def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
     return [
         Part("layers' activations", held.layers - without, "activations", "exact", LEDGER),
         Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
-        Part("other heads", head, "logits", "exact", LEDGER),
+        Part("activations of other heads", head, "logits", "exact", LEDGER),
     ]
 
 
@@ -246,18 +246,18 @@ def _together(config: Config, names: Sequence[str]) -> list[int]:
 def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
     """What an end of the model holds at a moment; what it keeps is among it."""
     return [
-        Part(f"{name}: kept", moment.kept, group, "exact", LEDGER),
-        Part(f"{name}: {moment.op} at work", moment.working, group, "exact", LEDGER),
-        Part(f"{name}: gradient of a weight", moment.weight, "gradients", "exact", LEDGER),
+        Part(f"{name}: saved for backward", moment.kept, group, "exact", LEDGER),
+        Part(f"{name}: working memory of {moment.op}", moment.working, group, "exact", LEDGER),
+        Part(f"{name}: weight gradient", moment.weight, "gradients", "exact", LEDGER),
     ]
 
 
 def _of_layer(moment: Moment, kept: int, again: int) -> list[Part]:
     """What a layer holds at a moment beside what it keeps, which is in flight already."""
-    label = f"layer: {moment.op} at work"
+    label = f"layer: working memory of {moment.op}"
     more = moment.kept + moment.working - kept
     return [
-        Part("layers recomputed together with it", again, "activations", "exact", LEDGER),
+        Part("layers recomputed in the same block", again, "activations", "exact", LEDGER),
         Part(label, more, "activations", "framework-dependent", LEDGER),
-        Part("layer: gradient of a weight", moment.weight, "gradients", "exact", LEDGER),
+        Part("layer: weight gradient", moment.weight, "gradients", "exact", LEDGER),
     ]

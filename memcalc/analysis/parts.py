@@ -5,9 +5,9 @@ from typing import NamedTuple
 GROUPS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 
 CERTAINTIES = {
-    "exact": "follows from shapes and types",
-    "framework-dependent": "what this framework allocates, read from its source",
-    "estimated": "what is not known to the byte",
+    "exact": "follows from shapes and dtypes",
+    "framework-dependent": "read from the framework's source",
+    "estimated": "an approximation, not known to the byte",
 }
 
 

@@ -181,7 +181,7 @@ def states(config: Config, stage: int) -> list[Part]:
         add("weights", "weights", 3, {kind: weight_bytes(run, kind) for kind in held})
     if run.precision == "fp8":
         size = sum(bytes_ * held[kind] for kind, bytes_ in fp8.items())
-        name = "fp8 copies of linears' weights"
+        name = "fp8 copies of linear weights"
         found.append(Part(name, size, "weights", "framework-dependent", TE_COPIES))
     add("gradients", "gradients", 2, dict.fromkeys(trained, each.gradient))
     if sharder != "fsdp2":
@@ -296,7 +296,7 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
     >>> from memcalc.config import load
     >>> sharded = load("llama-3-8b", dp=8, sharder="fsdp2")
     >>> [part.name for part in buckets(sharded, 0, "forward")]
-    ['gathered weights of a layer, and of the next']
+    ['gathered weights of one layer and the next']
     """
     run, parallel, each = config.run, config.parallel, recipe(config.run)
     found = []
@@ -325,15 +325,20 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
         units = _units(config, stage)
         pairs = zip(units, [*units[1:], 0], strict=True)
         certainty = "framework-dependent" if parallel.sharder == "fsdp2" else "estimated"
-        name = "gathered weights of a layer, and of the next"
+        name = "gathered weights of one layer and the next"
         add(name, each.weight * max(map(sum, pairs)), certainty, STATES[parallel.sharder])
     if phase == "backward" and parallel.sharder == "fsdp2":
         size = (each.weight + each.gradient) * max(_units(config, stage, trained=True))
-        add("gradients of a layer, whole, and to be reduced", size, "framework-dependent", REDUCED)
+        add(
+            "gradients of one layer, unsharded and in the reduce buffer",
+            size,
+            "framework-dependent",
+            REDUCED,
+        )
     elif phase == "backward" and parallel.sharder == "deepspeed" and parallel.zero:
         number = 2 if parallel.zero == 3 else 1  # where communication overlaps by default
         size = number * each.weight * (run.bucket or DEEPSPEED_BUCKET)
-        add("buckets of gradients to be reduced", size, "framework-dependent", BUCKETS)
+        add("gradient reduction buckets", size, "framework-dependent", BUCKETS)
     return found
 
 

@@ -50,7 +50,7 @@ FLASH = "FlashAttention: save_for_backward(q, k, v, out_padded, softmax_lse, rng
 TORCH_RNN = "PyTorch aten/src/ATen/native/RNN.cpp: SimpleCell, GRUCell, LSTMCell"
 TORCH_FUSED_RNN = "PyTorch derivatives.yaml: _thnn_fused_gru_cell, _thnn_fused_lstm_cell"
 
-DIFFERENTIABLE = "kept for a backward of backward, whether there is one or not"
+DIFFERENTIABLE = "saved for a double backward, whether or not there is one"
 
 LSE_TILE = 32  # rows of the log-sum-exp of PyTorch's memory-efficient kernel (kAlignLSE)
 BIAS_TILE = 8  # numbers of a row of its bias, which it pads (mem_eff_alignment)
@@ -104,11 +104,11 @@ def linear(
     if bias:
         weights.append(Weight(f"{name}.bias", (out,)))
     save = Save(
-        _quantised(g, x), "input: the weight's gradient needs it", KORTHIKANTI, for_weights=True
+        _quantised(g, x), "input: needed for the weight gradient", KORTHIKANTI, for_weights=True
     )
     if x.kept_as is not None:
         shard = _quantised(g, x.kept_as)
-        reason = "input's shard: backward gathers it again"
+        reason = "shard of the input: backward all-gathers it again"
         save = Save(shard, reason, KORTHIKANTI_SP, for_weights=True)
     if packed:
         whole = Tensor("+".join(outputs), (*tokens, out), g.dtype_bytes)
@@ -141,7 +141,7 @@ def matmul(
     Saves both: the gradient of each needs the other.
     """
     out = Tensor(output, axes, x.dtype_bytes)
-    reason = "factor: the other factor's gradient needs it"
+    reason = "factor: needed for the other factor's gradient"
     g.record(
         name,
         "matmul",
@@ -204,11 +204,11 @@ def efficient_attention(
 
 def _of_kernel(rng_name: str, lse: Tensor, rng_bytes: int, source: str) -> list[Save]:
     """What a fused kernel of attention saves beside its inputs and its output."""
-    reason = "log-sum-exp, fp32: normalises the scores made again"
+    reason = "log-sum-exp, fp32: normalises the recomputed scores"
     saves = [Save(lse, reason, source, small=True)]
     if rng_bytes:
         rng = Tensor(rng_name, (Axis.whole(str(rng_bytes), rng_bytes),), 1)
-        reason = "seed and offset of the kernel's random numbers"
+        reason = "seed and offset of the kernel's random number generator"
         saves.append(Save(rng, reason, source, small=True))
     return saves
 
@@ -231,10 +231,10 @@ def _attended(
     u = v.axes[-1]
     out = Tensor(f"{prefix}context", (s, b, heads, u), g.dtype_bytes)
     saves = [
-        Save(q, "backward makes the scores again from it", source),
-        Save(k, "backward makes the scores again from it", source),
-        Save(v, "the gradient of the probabilities needs it", source),
-        Save(out, "the softmax's gradient needs its row sums with dy", source),
+        Save(q, "backward recomputes the scores from it", source),
+        Save(k, "backward recomputes the scores from it", source),
+        Save(v, "needed for the gradient of the probabilities", source),
+        Save(out, "needed for the softmax gradient: row sums of output x dy", source),
         *more,
     ]
     biases = (save.tensor for save in more if not save.small)
@@ -312,7 +312,7 @@ def mask_bias(g: Graph, name: str, axes: tuple[Axis, ...]) -> list[Save]:
     """
     bias = Tensor(name, axes, g.dtype_bytes)
     g.record(name, "mask_bias", (), (bias,))
-    return [Save(bias, "mask in the scores' type, which backward adds again", TORCH_BIAS)]
+    return [Save(bias, "mask in the scores' dtype, which backward adds again", TORCH_BIAS)]
 
 
 def relative_bias(
@@ -327,11 +327,11 @@ def relative_bias(
     s, _, heads, _ = q.axes
     bias = Tensor(name, (heads, s, padded), g.dtype_bytes)
     g.record(name, "relative_bias", (), (bias,))
-    saves = [Save(bias, "bias of the scores, which backward makes again", HF_BIAS)]
+    saves = [Save(bias, "bias of the scores, which backward recomputes", HF_BIAS)]
     if causal:
         earlier = Tensor(f"{name}_earlier", (s, keys), 1)
         g.record(f"{name}_choose", "relative_bias", (), (earlier,))
-        saves.append(Save(earlier, "which pairs have a bias, a byte each", HF_BIAS))
+        saves.append(Save(earlier, "which token pairs have a bias, one byte per pair", HF_BIAS))
     return saves
 
 
@@ -345,7 +345,7 @@ def sink(g: Graph, name: str, x: Tensor) -> Tensor:
     out = Tensor(f"{name}_output", (*rows, one_more), x.dtype_bytes)
     weights = (Weight(f"{name}.weight", (x.axes[1],)),)
     largest = Tensor(f"{name}_largest", tuple(rows), 8)
-    reason = "which of a row is the largest, int64: its gradient goes there"
+    reason = "index of each row's maximum, int64: its gradient goes there"
     saves = (Save(largest, reason, TORCH_CHAIN, small=True),)
     g.record(name, "sink", (x,), (out,), saves=saves, weights=weights)
     return out
@@ -361,7 +361,7 @@ def without_sink(g: Graph, name: str, x: Tensor, keys: Axis) -> Tensor:
 def softmax(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
     """Softmax over the last axis. Saves its output, of which its gradient is a function."""
     out = Tensor(f"{name}_output", x.axes, dtype_bytes)
-    save = Save(out, "output: its gradient is a function of it", KORTHIKANTI)
+    save = Save(out, "output: its gradient is computed from it", KORTHIKANTI)
     g.record(name, "softmax", (x,), (out,), saves=(save,))
     return out
 
@@ -374,7 +374,7 @@ def fill_padding(g: Graph, name: str, x: Tensor) -> Tensor:
     batch, _, rows, keys = x.axes
     padded = Tensor(f"{name}_mask", (batch, rows, keys), 1)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    save = Save(padded, "mask of what is padded, a byte a pair of tokens", TE_PADDING)
+    save = Save(padded, "padding mask, one byte per token pair", TE_PADDING)
     g.record(name, "fill_padding", (x,), (out,), saves=(save,))
     return out
 
@@ -397,7 +397,7 @@ def dropout(g: Graph, name: str, x: Tensor, probability: float) -> Tensor:
         return x
     drop_mask = Tensor(f"{name}_mask", x.axes, 1)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    save = Save(drop_mask, "mask, one byte an element", KORTHIKANTI)
+    save = Save(drop_mask, "mask, one byte per element", KORTHIKANTI)
     g.record(name, "dropout", (x,), (out,), saves=(save,))
     return out
 
@@ -405,7 +405,7 @@ def dropout(g: Graph, name: str, x: Tensor, probability: float) -> Tensor:
 def tanh(g: Graph, name: str, x: Tensor) -> Tensor:
     """A soft cap, by a tanh of the scaled input. Saves the tanh, which its gradient is made of."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    save = Save(out, "output of tanh: its gradient is a function of it", TORCH_CHAIN)
+    save = Save(out, "output of tanh: its gradient is computed from it", TORCH_CHAIN)
     g.record(name, "tanh", (x,), (out,), saves=(save,))
     return scale(g, f"{name}_scale", out)
 
@@ -420,7 +420,7 @@ def add(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
 def weigh(g: Graph, name: str, x: Tensor, weights: Tensor) -> Tensor:
     """Each routed token's (routed tokens, f) times its weight. Saves both factors."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    reason = "factor: the other factor's gradient needs it"
+    reason = "factor: needed for the other factor's gradient"
     saves = (
         Save(x, reason, MEGATRON_EXPERTS),
         Save(weights, reason, MEGATRON_EXPERTS, small=True),
@@ -432,7 +432,7 @@ def weigh(g: Graph, name: str, x: Tensor, weights: Tensor) -> Tensor:
 def multiply(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
     """A product, element by element. Saves both factors."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    reason = "factor: the other factor's gradient needs it"
+    reason = "factor: needed for the other factor's gradient"
     saves = (Save(x, reason, TORCH_CHAIN), Save(y, reason, TORCH_CHAIN))
     g.record(name, "multiply", (x, y), (out,), saves=saves)
     return out
@@ -451,7 +451,7 @@ def silu(g: Graph, name: str, x: Tensor) -> Tensor:
 def relu(g: Graph, name: str, x: Tensor) -> Tensor:
     """ReLU. Saves its output, whose sign is all that its gradient needs."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    save = Save(out, "output: its sign is what the gradient needs", TORCH_CHAIN)
+    save = Save(out, "output: the gradient needs its sign", TORCH_CHAIN)
     g.record(name, "relu", (x,), (out,), saves=(save,))
     return out
 
@@ -471,10 +471,10 @@ def gelu_chain(g: Graph, name: str, x: Tensor) -> Tensor:
     )
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     saves = (
-        Save(x, "input: the power's gradient needs it", TORCH_CHAIN),
-        Save(inner, "tanh: its gradient is a function of it", TORCH_CHAIN),
-        Save(half, "factor: the other factor's gradient needs it", TORCH_CHAIN),
-        Save(factor, "factor: the other factor's gradient needs it", TORCH_CHAIN),
+        Save(x, "input: needed for the gradient of the power", TORCH_CHAIN),
+        Save(inner, "tanh: its gradient is computed from it", TORCH_CHAIN),
+        Save(half, "factor: needed for the other factor's gradient", TORCH_CHAIN),
+        Save(factor, "factor: needed for the other factor's gradient", TORCH_CHAIN),
     )
     g.record(name, "gelu_chain", (x,), (out,), saves=saves)
     return out
@@ -490,9 +490,9 @@ def gelu_fast_chain(g: Graph, name: str, x: Tensor) -> Tensor:
         for part in ("cubic", "scaled", "rest", "tanh", "half", "factor")
     )
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    reason = "factor: the other factor's gradient needs it"
+    reason = "factor: needed for the other factor's gradient"
     saves = [Save(each, reason, TORCH_CHAIN) for each in (x, cubic, scaled, rest, half, factor)]
-    saves.append(Save(inner, "tanh: its gradient is a function of it", TORCH_CHAIN))
+    saves.append(Save(inner, "tanh: its gradient is computed from it", TORCH_CHAIN))
     g.record(name, "gelu_fast_chain", (x,), (out,), saves=saves)
     return out
 
@@ -509,10 +509,10 @@ def clamped_swiglu(g: Graph, name: str, gate: Tensor, up: Tensor) -> Tensor:
     )
     out = Tensor(f"{name}_output", gate.axes, gate.dtype_bytes)
     saves = [
-        Save(each, "input: a clamp lets its gradient through or not", HF_GPT_OSS)
+        Save(each, "input: decides where the clamp passes the gradient", HF_GPT_OSS)
         for each in (gate, up)
     ]
-    reason = "factor: the other factor's gradient needs it"
+    reason = "factor: needed for the other factor's gradient"
     saves += [Save(each, reason, HF_GPT_OSS) for each in (clamped, sigmoid, gated, raised)]
     g.record(name, "clamped_swiglu", (gate, up), (out,), saves=saves)
     return out
@@ -532,7 +532,7 @@ def gated_activation(g: Graph, name: str, packed: Tensor, axis: Axis) -> Tensor:
     ``axis`` is the output's features, f, as one rank holds them.
     """
     out = Tensor(f"{name}_output", (*packed.axes[:-1], axis), packed.dtype_bytes)
-    save = Save(packed, "packed gate and up: both gradients come from them", MEGATRON_GATE)
+    save = Save(packed, "packed gate and up: needed for both gradients", MEGATRON_GATE)
     g.record(name, "gated_activation", (packed,), (out,), saves=(save,))
     return out
 
@@ -556,9 +556,9 @@ def layer_norm(
         (x,),
         (out,),
         saves=(
-            Save(x, "input: it is normalised again in backward", KORTHIKANTI),
+            Save(x, "input: backward normalises it again", KORTHIKANTI),
             Save(mean, "mean of each row, fp32", TORCH_NORM, small=True),
-            Save(rstd, "reciprocal deviation of each row, fp32", TORCH_NORM, small=True),
+            Save(rstd, "reciprocal standard deviation of each row, fp32", TORCH_NORM, small=True),
         ),
         weights=weights,
     )
@@ -579,11 +579,11 @@ def layer_norm_chain(g: Graph, name: str, x: Tensor, bias: bool = True) -> Tenso
     weights = [Weight(f"{name}.weight", x.axes[-1:])]
     if bias:
         weights.append(Weight(f"{name}.bias", x.axes[-1:]))
-    reason = "factor, fp32: the other factor's gradient needs it"
+    reason = "factor, fp32: needed for the other factor's gradient"
     saves = [
-        Save(deviation, "centred input, fp32: its square's gradient needs it", HF_COHERE),
+        Save(deviation, "centred input, fp32: needed for its square's gradient", HF_COHERE),
         Save(centred, reason, HF_COHERE),
-        Save(rstd, "reciprocal deviation of each row, fp32", HF_COHERE, small=True),
+        Save(rstd, "reciprocal standard deviation of each row, fp32", HF_COHERE, small=True),
         Save(normal, reason, HF_COHERE),
     ]
     if x.dtype_bytes != 4:
@@ -603,7 +603,7 @@ def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
         (x,),
         (out,),
         saves=(
-            Save(x, "input: it is normalised again in backward", TORCH_RMS_NORM),
+            Save(x, "input: backward normalises it again", TORCH_RMS_NORM),
             Save(rstd, "reciprocal norm of each row, fp32", TORCH_RMS_NORM, small=True),
         ),
         weights=(Weight(f"{name}.weight", x.axes[-1:]),),
@@ -627,13 +627,15 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tens
         (wide,),
         (normal,),
         saves=(
-            Save(wide, "input in fp32: square and product need it", TORCH_CHAIN),
+            Save(
+                wide, "input in fp32: needed for the gradients of square and product", TORCH_CHAIN
+            ),
             Save(rstd, "reciprocal norm of each row, fp32", TORCH_CHAIN, small=True),
         ),
     )
     narrow = cast(g, f"{name}_normalised", normal, x.dtype_bytes) if scaled == "cast" else normal
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    saves = [Save(narrow, "normalised input: the weight's gradient needs it", TORCH_CHAIN)]
+    saves = [Save(narrow, "normalised input: needed for the weight gradient", TORCH_CHAIN)]
     if scaled == "one_plus":
         scale_ = Tensor(f"{name}_scale", x.axes[-1:], 4)
         saves.append(Save(scale_, "1 + weight, fp32: a factor", TORCH_CHAIN, small=True))
@@ -653,7 +655,7 @@ def rms_norm_chain_of_both(g: Graph, name: str, x: Tensor) -> Tensor:
 
     Saves, beside what ``rms_norm_chain`` does, the input in its own type.
     """
-    reason = "factor: the reciprocal norm's gradient needs it"
+    reason = "factor: needed for the gradient of the reciprocal norm"
     g.record(f"{name}_product", "rms_norm_chain", (x,), (), saves=(Save(x, reason, HF_T5),))
     return rms_norm_chain(g, name, x)
 
@@ -672,14 +674,19 @@ def embedding(
     """
     s, b = tokens.axes
     out = Tensor(f"{name}_output", (s, b, hidden), g.dtype_bytes)
-    reason = "indices, int64: the table's gradient is scattered by them"
+    reason = "indices, int64: rows of the table that have a gradient"
     saves = [Save(tokens, reason, MEGATRON_VP, small=True)]
     if g.mesh.t != 1:
         rows = Tensor(f"{name}_rows", (s, b), 8)
         foreign = Tensor(f"{name}_foreign", (s, b), 1)
         saves = [
             Save(rows, reason, MEGATRON_VP, small=True),
-            Save(foreign, "which tokens are another rank's, a byte each", MEGATRON_VP, small=True),
+            Save(
+                foreign,
+                "which tokens belong to another rank, one byte per token",
+                MEGATRON_VP,
+                small=True,
+            ),
         ]
     weights = (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden), shared),)
     g.record(name, "embedding", (tokens,), (out,), saves=saves, weights=weights)
@@ -712,7 +719,7 @@ def relative_table(g: Graph, name: str, buckets: Axis, heads: Axis, s: Axis) -> 
 
 def share(g: Graph, name: str, x: Tensor) -> None:
     """What every layer of another stack reads. Saves it, once for all of them."""
-    reason = "the keys and values of every decoder layer come from it"
+    reason = "every decoder layer computes keys and values from it"
     g.record(name, "share", (x,), (), saves=(Save(x, reason, KORTHIKANTI),))
 
 
@@ -728,7 +735,7 @@ def patch_embedding(g: Graph, name: str, patches: Tensor, tokens: Axis, hidden: 
         Weight(f"{name}.bias", (hidden,)),
         Weight("class_token", (hidden,)),
     )
-    save = Save(patches, "input: the weight's gradient needs it", TORCH_CHAIN, for_weights=True)
+    save = Save(patches, "input: needed for the weight gradient", TORCH_CHAIN, for_weights=True)
     flops = 2 * elements(patches.axes) * hidden.size
     g.record(name, "patch_embedding", (patches,), (out,), (save,), flops, weights=weights)
     return out
@@ -743,8 +750,8 @@ def pooler(g: Graph, name: str, x: Tensor) -> Tensor:
     out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, hidden), g.dtype_bytes)
     weights = (Weight(f"{name}.weight", (hidden, hidden)), Weight(f"{name}.bias", (hidden,)))
     saves = (
-        Save(x, "input: its first token is a view of it", TORCH_CHAIN, for_weights=True),
-        Save(out, "output of tanh: its gradient is a function of it", TORCH_CHAIN),
+        Save(x, "input: the first token is a view of it", TORCH_CHAIN, for_weights=True),
+        Save(out, "output of tanh: its gradient is computed from it", TORCH_CHAIN),
     )
     flops = 2 * elements((b, hidden)) * hidden.size
     g.record(name, "linear", (x,), (out,), saves, flops, weights=weights)
@@ -756,7 +763,7 @@ def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
     _, b, hidden = x.axes
     out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, classes), g.dtype_bytes)
     weights = (Weight(f"{name}.weight", (classes, hidden)), Weight(f"{name}.bias", (classes,)))
-    save = Save(x, "input: its first token is a view of it", TORCH_CHAIN, for_weights=True)
+    save = Save(x, "input: the first token is a view of it", TORCH_CHAIN, for_weights=True)
     flops = 2 * elements((b, hidden)) * classes.size
     g.record(name, "linear", (x,), (out,), (save,), flops, weights=weights)
     return out
@@ -779,9 +786,9 @@ def cross_entropy(g: Graph, name: str, logits: Tensor, kind: str = "unfused") ->
     if kind == "te":
         sums = Tensor(f"{name}_sums", (*logits.axes[:2], Axis.whole("3", 3)), 4)
         saves = (
-            Save(logits, "logits: their gradient is written over them", TE_CE),
+            Save(logits, "logits: backward overwrites them with their gradient", TE_CE),
             Save(target, "target of each token, int64", TE_CE, small=True),
-            Save(sums, "maximum, sum and target's logit of each token, fp32", TE_CE, small=True),
+            Save(sums, "maximum, sum and target logit of each token, fp32", TE_CE, small=True),
         )
         g.record(name, "cross_entropy", (logits,), (out,), saves=saves, in_place=True)
         return out
@@ -789,9 +796,11 @@ def cross_entropy(g: Graph, name: str, logits: Tensor, kind: str = "unfused") ->
     softmax = Tensor(f"{name}_softmax", logits.axes, 4)
     foreign = Tensor(f"{name}_foreign", logits.axes[:2], 1)
     saves = (
-        Save(softmax, "softmax, fp32: its gradient is a function of it", KORTHIKANTI_ENDS),
+        Save(softmax, "softmax, fp32: its gradient is computed from it", KORTHIKANTI_ENDS),
         Save(target, "target of each token, int64", source, small=True),
-        Save(foreign, "which targets are another rank's, one byte a token", source, small=True),
+        Save(
+            foreign, "which targets belong to another rank, one byte per token", source, small=True
+        ),
     )
     scratch = Scratch(forward=softmax.bytes if kind == "native" else 0)
     g.record(name, "cross_entropy", (logits,), (out,), saves=saves, scratch=scratch)
@@ -814,9 +823,15 @@ def linear_cross_entropy(
     weight = Weight(f"{name}.weight", (local, hidden), shared)
     chunk = _chunk_tokens(tokens, local.local, hidden.local)
     saves = (
-        Save(Tensor(f"{name}_input_gradient", x.axes, x.dtype_bytes), "made forward", LIGER_CE),
         Save(
-            Tensor(f"{name}_weight_gradient", weight.axes, x.dtype_bytes), "made forward", LIGER_CE
+            Tensor(f"{name}_input_gradient", x.axes, x.dtype_bytes),
+            "computed in the forward pass",
+            LIGER_CE,
+        ),
+        Save(
+            Tensor(f"{name}_weight_gradient", weight.axes, x.dtype_bytes),
+            "computed in the forward pass",
+            LIGER_CE,
         ),
     )
     weights = [weight, Weight(f"{name}.bias", (local,))] if bias else [weight]
@@ -860,7 +875,7 @@ def gates(g: Graph, name: str, x: Tensor, width: Axis, shared: bool) -> Tensor:
         "linear",
         (x,),
         (out,),
-        saves=(Save(x, "input: the weight's gradient needs it", TORCH_RNN),),
+        saves=(Save(x, "input: needed for the weight gradient", TORCH_RNN),),
         flops=2 * elements((b, features)) * width.size,
         weights=() if shared else weights,
     )
@@ -873,7 +888,7 @@ def vanilla_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor) -> Tens
     Saves its output, which tanh's gradient is made of, and which the next step reads anyway.
     """
     state = Tensor(f"{name}_state", input_.axes, input_.dtype_bytes)
-    save = Save(state, "output of tanh: its gradient is a function of it", TORCH_RNN)
+    save = Save(state, "output of tanh: its gradient is computed from it", TORCH_RNN)
     g.record(name, "vanilla_cell", (input_, recurrent), (state,), saves=(save,))
     return state
 
@@ -890,10 +905,10 @@ def gru_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor, state: Tens
         for part in ("candidate", "new_gate", "difference", "state")
     )
     saves = (
-        Save(recurrent, "reset and update gates, made in place: sigmoid's outputs", TORCH_RNN),
-        Save(candidate, "factor: the reset gate's gradient needs it", TORCH_RNN),
-        Save(new, "output of tanh: its gradient is a function of it", TORCH_RNN),
-        Save(less, "factor: the update gate's gradient needs it", TORCH_RNN),
+        Save(recurrent, "reset and update gates, in place: outputs of sigmoid", TORCH_RNN),
+        Save(candidate, "factor: needed for the reset gate's gradient", TORCH_RNN),
+        Save(new, "output of tanh: its gradient is computed from it", TORCH_RNN),
+        Save(less, "factor: needed for the update gate's gradient", TORCH_RNN),
     )
     g.record(name, "gru_cell", (input_, recurrent, state), (out,), saves=saves)
     return out
@@ -909,9 +924,9 @@ def lstm_cell(
     """
     out, next_, tanh_ = _lstm_made(name, memory)
     saves = (
-        Save(recurrent, "gates, made in place: outputs of sigmoid and tanh, factors", TORCH_RNN),
-        Save(memory, "factor: the forget gate's gradient needs it", TORCH_RNN),
-        Save(tanh_, "output of tanh, a factor: both gradients need it", TORCH_RNN),
+        Save(recurrent, "gates, in place: outputs of sigmoid and tanh, factors", TORCH_RNN),
+        Save(memory, "factor: needed for the forget gate's gradient", TORCH_RNN),
+        Save(tanh_, "output of tanh, a factor: needed for both gradients", TORCH_RNN),
     )
     g.record(name, "lstm_cell", (input_, recurrent, memory), (out, next_), saves=saves)
     return out, next_
@@ -1154,12 +1169,12 @@ def router(
         weights.append(Weight(f"{name}.bias", (experts,)))
     wide = cast(g, f"{name}_input_fp32", x, 4) if dtype == "fp32" else x
     saves = [
-        Save(wide, "input: the weight's gradient needs it", MEGATRON_ROUTER, for_weights=True),
-        Save(scores, "scores: their gradient is a function of them", MEGATRON_ROUTER),
+        Save(wide, "input: needed for the weight gradient", MEGATRON_ROUTER, for_weights=True),
+        Save(scores, "scores: their gradient is computed from them", MEGATRON_ROUTER),
         Save(index, "experts of each token, int64", MEGATRON_ROUTER, small=True),
     ]
     if norm:
-        reason = "quotient: its gradient needs both"
+        reason = "needed for the gradient of the quotient"
         best = Tensor(f"{name}_best", (*tokens, chosen), 4)
         total = Tensor(f"{name}_sum", tokens, 4)
         saves += [Save(tensor, reason, TORCH_CHAIN, small=True) for tensor in (best, total)]
@@ -1199,7 +1214,7 @@ def dispatch(
     if bias:
         places.append(Tensor(f"{name}_expert", (routed,), 8))
     places.append(Tensor(f"{name}_offsets", (g.mesh.experts(experts),), 4))
-    reason = "the place of each routed token: gradients go the same way back"
+    reason = "position of each routed token: gradients return by it"
     saves = [Save(place, reason, HF_EXPERTS, small=True) for place in places]
     for old, new in pairwise(before):
         g.record(new.name, "dispatch", (old,), (new,))
@@ -1230,11 +1245,13 @@ def grouped_linear(
     weights = [Weight(f"{name}.weight", (experts, local, inner))]
     if bias:
         weights.append(Weight(f"{name}.bias", (experts, local)))
-    reason = "input: the weights' gradients need it"
+    reason = "input: needed for the weight gradients"
     saves = [Save(_quantised(g, x), reason, KORTHIKANTI, for_weights=True)]
     if batched:
         copies = Tensor(f"{name}_weights", (routed, local, inner), x.dtype_bytes)
-        saves.append(Save(copies, "a weight for every token: its gradient needs it", HF_BATCHED))
+        saves.append(
+            Save(copies, "copy of each token's expert weight: needed for its gradient", HF_BATCHED)
+        )
     g.record(
         name,
         "linear",
@@ -1264,7 +1281,7 @@ def combine(
     factors; where the weights are applied before the experts' second product, nothing.
     """
     out = Tensor(f"{name}_output", x.axes, y.dtype_bytes)
-    reason = "factor: the other factor's gradient needs it"
+    reason = "factor: needed for the other factor's gradient"
     saves = (Save(y, reason, TORCH_CHAIN), Save(weights, reason, TORCH_CHAIN, small=True))
     *others, _ = _steps(g, name, x, y.axes[0], chosen, experts, chunks)
     before = [y, *reversed(others)]
@@ -1331,6 +1348,6 @@ def _elementwise(g: Graph, name: str, kind: str, x: Tensor) -> Tensor:
 
 def _activation(g: Graph, name: str, kind: str, x: Tensor, source: str) -> Tensor:
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    save = Save(x, "input: the activation's gradient needs it", source)
+    save = Save(x, "input: needed for the activation's gradient", source)
     g.record(name, kind, (x,), (out,), saves=(save,))
     return out

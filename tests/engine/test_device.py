@@ -68,7 +68,7 @@ class TestPhases:
             for n in (4, 32)
         )
         at_work = [
-            next(p for p in phase(m, "backward").parts if "at work" in p.name).bytes
+            next(p for p in phase(m, "backward").parts if "working memory" in p.name).bytes
             for m in (some, all_)
         ]
         assert at_work[0] < at_work[1]
@@ -77,7 +77,7 @@ class TestPhases:
         config = llama(recompute="full", recompute_method="uniform", recompute_layers=4)
         parts = named(phase(stage_memory(config, 0), "backward").parts)
         whole, input_ = layer_bytes(llama(), "exact"), 2 * 4096 * 4096
-        assert parts["layers recomputed together with it"] == 3 * whole - input_
+        assert parts["layers recomputed in the same block"] == 3 * whole - input_
 
     def test_the_largest_group_is_the_peak_wherever_it_stands(self):
         """Of 32 layers in groups of 31 the last group is one layer alone."""
@@ -86,7 +86,7 @@ class TestPhases:
             phase(stage_memory(llama(**settings, recompute_layers=31), 0), "backward").parts
         )
         whole, input_ = layer_bytes(llama(), "exact"), 2 * 4096 * 4096
-        assert parts["layers recomputed together with it"] == 30 * whole - input_
+        assert parts["layers recomputed in the same block"] == 30 * whole - input_
         assert parts["layers' activations"] == input_  # the last layer's is gone
 
     def test_the_layer_that_needs_most_is_the_peak_wherever_it_stands(self):
@@ -97,7 +97,7 @@ class TestPhases:
             pattern = (1 - last, last) * 16
             model = replace(config.model, moe_layers=pattern)
             found = phase(stage_memory(replace(config, model=model), 0), "backward")
-            (of_experts[last],) = [p for p in found.parts if p.name.endswith("at work")]
+            (of_experts[last],) = [p for p in found.parts if "working memory" in p.name]
         assert of_experts[0] == of_experts[1]
 
     @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ class TestPhases:
     def test_a_weight_has_a_gradient_of_its_own_where_no_buffer_has_it(self, settings, bytes_):
         backward = phase(stage_memory(llama(**settings), 0), "backward")
         fc2 = 4096 * 14336
-        assert named(backward.parts).get("layer: gradient of a weight", 0) == bytes_ * fc2
+        assert named(backward.parts).get("layer: weight gradient", 0) == bytes_ * fc2
 
     def test_every_part_has_a_group_a_certainty_and_a_source(self):
         config = llama(pp=2, tp=2, sp=True, dp=2, zero=1, gpu="h100", global_batch_size=4)
@@ -153,7 +153,7 @@ class TestWorkspaces:
 
     def test_grouped_products_have_one_a_stream(self):
         settings = {"gpu": "h100", "implementation": "megatron", "seq_length": 512}
-        name = "Transformer Engine workspaces of grouped products"
+        name = "Transformer Engine workspaces of grouped GEMMs"
         for kind, number in (("grouped", 4), ("sequential", 0)):
             config = load("mixtral-8x7b", expert_products=kind, **settings)
             assert named(buffers.lasting(config, 0)).get(name, 0) == number * 32 * MIB
@@ -169,9 +169,9 @@ class TestBuffers:
         h, f, kv, v = 4096, 14336, 1024, 128256
         shapes = [(h, h + 2 * kv), (h, h), (h, 2 * f), (f, h), (h, v)]
         found = named(buffers.lasting(llama(), 0))
-        assert found["dummy gradients of weights"] == sum(2 * a * b for a, b in shapes)
+        assert found["dummy weight gradients"] == sum(2 * a * b for a, b in shapes)
         config = llama(environment=Environment(fused_gradients=False))
-        assert "dummy gradients of weights" not in named(buffers.lasting(config, 0))
+        assert "dummy weight gradients" not in named(buffers.lasting(config, 0))
 
     @pytest.mark.parametrize("sharder", ["deepspeed", "fsdp2", "nanotron"])
     def test_what_is_megatrons_own_is_not_there_where_another_splits_states(self, sharder):
@@ -181,7 +181,7 @@ class TestBuffers:
         theirs, ours = llama(**settings, zero=1), llama(**settings, **other)
         gone = {part.name for part in buffers.lasting(theirs, 1)}
         gone -= {part.name for part in buffers.lasting(ours, 1)}
-        assert gone == {"dummy gradients of weights"}
+        assert gone == {"dummy weight gradients"}
         assert buffers.between_steps(theirs, 1)
         assert buffers.in_a_pass(theirs, 1, "forward")
         assert buffers.between_steps(ours, 1) == buffers.in_a_pass(ours, 1, "forward") == []
@@ -207,7 +207,7 @@ class TestBuffers:
             assert named(buffers.lasting(config, 0))["Megatron's global buffer"] == size
 
     def test_the_rotary_table_is_of_a_ranks_own_tokens(self):
-        assert named(buffers.lasting(llama(cp=4), 0))["rotary angles"] == 4 * 1024 * 128
+        assert named(buffers.lasting(llama(cp=4), 0))["rotary embedding table"] == 4 * 1024 * 128
 
     def test_a_pipeline_keeps_the_last_input_of_each_chunk_and_its_gradient(self):
         hidden = 2 * 4096 * 4096
@@ -219,7 +219,7 @@ class TestBuffers:
     def test_a_loaders_mask_is_there_forward_and_on_the_ends_alone(self):
         mask = Environment(loader_mask=True)
         config = llama(pp=4, micro_batch_size=2, environment=mask, global_batch_size=8)
-        name = "mask from the data loader"
+        name = "attention mask from the data loader"
         for stage, number in ((0, 1), (1, 0), (3, 1)):
             forward = named(buffers.in_a_pass(config, stage, "forward"))
             assert forward.get(name, 0) == number * 2 * 4096**2
@@ -232,9 +232,9 @@ class TestBuffers:
         late = Environment(deferred_gradients=2)
         config = llama(pp=2, global_batch_size=microbatches, environment=late)
         found = named(buffers.in_a_pass(config, 1, "backward"))
-        (size,) = (size for name, size in found.items() if "late" in name)
+        (size,) = (size for name, size in found.items() if "deferred" in name)
         assert size == 2 * (2 * 4096 * 128256 + 2 * 4096 * 4096)
-        inputs = sum(size for name, size in found.items() if name.startswith("inputs"))
+        inputs = sum(size for name, size in found.items() if name.startswith("stage inputs"))
         assert inputs == leaves * 2 * (2 * 4096 * 4096)
 
     def test_frameworks_other_than_megatron_have_none_of_these(self):
