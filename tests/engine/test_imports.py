@@ -24,11 +24,12 @@ def loaded(code, tmp_path):
     return set(done.stdout.rpartition("loaded:")[2].split())
 
 
-def question(line):
-    return f"from memcalc.cli.main import main\nmain({line.split()!r})"
+def questions(*lines):
+    """Code that asks one after the other: the last has loaded what any of them has."""
+    asked = [line.split() for line in lines]
+    return f"from memcalc.cli.main import main\nfor line in {asked!r}:\n    main(line)"
 
 
-@pytest.mark.parametrize("format_", ["text", "json", "csv", "markdown"])
 @pytest.mark.parametrize(
     "line",
     [
@@ -39,24 +40,16 @@ def question(line):
         "rnn --scope training -s 100",
     ],
 )
-def test_questions_without_formulas_load_nothing_heavy(line, format_, tmp_path):
-    assert loaded(question(f"{line} --format {format_}"), tmp_path) == set()
+def test_questions_without_formulas_load_nothing_heavy(line, tmp_path):
+    formats = ("text", "json", "csv", "markdown")
+    asked = questions(*(f"{line} --format {format_}" for format_ in formats))
+    assert loaded(asked, tmp_path) == set()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--help",
-        "--version",
-        "layer --help",
-        "plot --help",
-        "validate --help",
-        "rnn --help",
-        "nonsense",
-    ],
-)
-def test_help_loads_nothing_heavy(line, tmp_path):
-    assert loaded(question(line), tmp_path) == set()
+def test_help_loads_nothing_heavy(tmp_path):
+    commands = ("layer", "plot", "validate", "rnn")
+    lines = ("--help", "--version", "nonsense", *(f"{command} --help" for command in commands))
+    assert loaded(questions(*lines), tmp_path) == set()
 
 
 def test_readers_of_files_are_not_loaded_for_the_catalogue(tmp_path):
@@ -75,7 +68,7 @@ def test_readers_of_files_are_not_loaded_for_the_catalogue(tmp_path):
 
 @pytest.mark.parametrize("line", ["layer 22b", "formula 22b --latex", "rnn --scope formula"])
 def test_formulas_load_sympy_alone(line, tmp_path):
-    assert loaded(question(line), tmp_path) == {"sympy"}
+    assert loaded(questions(line), tmp_path) == {"sympy"}
 
 
 def test_the_library_loads_nothing_until_it_is_used(tmp_path):
