@@ -5,6 +5,7 @@ import json
 import jsonschema
 import pytest
 
+import memcalc as library
 from memcalc import resources
 
 SCHEMA = json.loads(resources.read("schema/report.schema.json"))
@@ -74,3 +75,8 @@ def test_every_example_in_help_runs(memcalc, examples, tmp_path, monkeypatch, na
     for line in examples(name):
         outcome = memcalc(line)
         assert (outcome.status, outcome.err) == (0, ""), line
+
+
+def test_every_public_name_is_there():
+    for name in library.__all__:
+        assert getattr(library, name) is not None
