@@ -7,6 +7,7 @@ import click
 
 import memcalc
 from memcalc.cli.command import Command
+from memcalc.cli.effect import answered
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -15,7 +16,6 @@ from memcalc.cli.options import (
     SHARDS,
     SHOW,
     WHOLE,
-    configure,
     model,
     options,
     show,
@@ -35,4 +35,4 @@ def comm(model: str, format_: str | None, output: Path | None, **settings: Any) 
       memcalc comm llama-3-70b --tp 8 --sp --pp 4 --dp 2 --global-batch-size 128
       memcalc comm llama-3-8b --dp 8 --zero 3 --sharder fsdp2 --global-batch-size 64
     """
-    show(memcalc.comm(configure(model, settings)), format_, output)
+    show(answered(model, settings, memcalc.comm), format_, output)

@@ -8,14 +8,13 @@ import click
 import memcalc
 from memcalc.answers.flops import SCOPES
 from memcalc.cli.command import Command, Number, Whole, option
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, WHOLE, configure, model, options, show
-
-OF_ITERATION = (*WHOLE, "pp", "dp")  # options without effect on one layer
+from memcalc.cli.effect import answered
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, WHOLE, model, options, show
 
 
 @click.command(cls=Command, docs="docs/layers.md")
 @model
-@options(*RUN, *OF_ITERATION, "frozen", *CHOICES, *KERNELS, "gpu")
+@options(*RUN, *WHOLE, "pp", "dp", "frozen", *CHOICES, *KERNELS, "gpu")
 @option(
     "--iteration-time",
     type=Number(),
@@ -61,13 +60,9 @@ def flops(
       memcalc flops llama-3-8b -s 8192 --global-batch-size 128 --format json
       memcalc flops 175b --scope layer --recompute full
     """
-    given = [name for name in OF_ITERATION if settings[name] is not None]
-    unused = [
-        f"--{name.replace('_', '-')} has no effect with --scope layer: one layer, one micro-batch"
-        for name in (given if scope == "layer" else ())
-    ]
-    if settings["gpu"] and iteration_time is None:
-        unused.append("--gpu has no effect without --iteration-time")
-    config = configure(model, settings, *unused)
-    report = memcalc.flops(config, scope, iteration_time, gpus, causal)
+    report = answered(
+        model,
+        settings,
+        lambda config: memcalc.flops(config, scope, iteration_time, gpus, causal),
+    )
     show(report, format_, output)

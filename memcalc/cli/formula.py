@@ -7,12 +7,12 @@ import click
 
 import memcalc
 from memcalc.cli.command import Command, option
+from memcalc.cli.effect import answered
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
     RUN,
     SHOW,
-    configure,
     optional_model,
     options,
     show,
@@ -66,8 +66,7 @@ def formula(
     if model is None:
         report = resolve("memcalc.answers.li2021:li2021")()
     else:
-        config = configure(model, settings)
-        report = memcalc.formula(config, accounting)
+        report = answered(model, settings, lambda config: memcalc.formula(config, accounting))
     if latex:
         warn(report.notes)
         write(f"{report.column('formula')[-1].latex()}\n", output)

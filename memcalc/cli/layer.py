@@ -7,7 +7,8 @@ import click
 
 import memcalc
 from memcalc.cli.command import Command
-from memcalc.cli.options import KERNELS, RUN, SHOW, configure, model, options, refused, show
+from memcalc.cli.effect import answered
+from memcalc.cli.options import KERNELS, RUN, SHOW, model, options, refused, show
 
 
 @click.command(cls=Command, docs="docs/layers.md")
@@ -30,5 +31,5 @@ def layer(
       memcalc layer llama-2-70b --tp 8 -s 4096
       memcalc layer path/to/config.json --tp 4 --format json
     """
-    config = configure(model, settings)
-    show(memcalc.layer(config, accounting), format_, output)
+    report = answered(model, settings, lambda config: memcalc.layer(config, accounting))
+    show(report, format_, output)

@@ -7,7 +7,8 @@ import click
 
 import memcalc
 from memcalc.cli.command import Command
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
+from memcalc.cli.effect import answered
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, model, options, show
 
 
 @click.command(cls=Command, docs="docs/layers.md")
@@ -24,4 +25,5 @@ def ledger(
       memcalc ledger llama-3-70b --tp 8 --sp -s 4096 --accounting exact
       memcalc ledger 175b --recompute selective --format json
     """
-    show(memcalc.ledger(configure(model, settings), accounting), format_, output)
+    report = answered(model, settings, lambda config: memcalc.ledger(config, accounting))
+    show(report, format_, output)

@@ -7,6 +7,7 @@ import click
 
 import memcalc
 from memcalc.cli.command import Command, option
+from memcalc.cli.effect import answered
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -16,7 +17,6 @@ from memcalc.cli.options import (
     STATES,
     WHOLE,
     complete_gpus,
-    configure,
     model,
     options,
     show,
@@ -87,5 +87,7 @@ def memory(
     if allocated_only and margin is not None:
         raise click.UsageError("--allocated-only is --margin 0%: give one of them")
     margin = "0%" if allocated_only else margin
-    report = memcalc.memory(configure(model, settings), budget, explain, fill, margin)
+    report = answered(
+        model, settings, lambda config: memcalc.memory(config, budget, explain, fill, margin)
+    )
     show(report, format_, output)

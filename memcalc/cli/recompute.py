@@ -7,6 +7,7 @@ import click
 
 import memcalc
 from memcalc.cli.command import Command, option
+from memcalc.cli.effect import answered
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -16,7 +17,6 @@ from memcalc.cli.options import (
     STATES,
     WHOLE,
     complete_gpus,
-    configure,
     model,
     options,
     show,
@@ -62,5 +62,7 @@ def recompute(
     """
     if budget is not None and not fill:
         raise click.UsageError("--budget needs --fill")
-    report = memcalc.recompute(configure(model, settings), accounting, budget, fill)
+    report = answered(
+        model, settings, lambda config: memcalc.recompute(config, accounting, budget, fill)
+    )
     show(report, format_, output)

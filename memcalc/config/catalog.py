@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc import resources
 from memcalc.config import readers
-from memcalc.config.config import Config, Source, configure
+from memcalc.config.config import Config, RunSource, Source, configure
 from memcalc.config.readers import hub, native
 from memcalc.errors import ConfigError, nearest
 
@@ -60,12 +60,33 @@ def load(
     >>> load("175b", sp=True).parallel.pp
     8
     """
+    source, overlay = sources(target, run)
+    return configure(source, settings, overlay)
+
+
+def sources(
+    target: str | os.PathLike[str], run: str | os.PathLike[str] | None = None
+) -> tuple[Source, RunSource | None]:
+    """What the files or the catalogue say: the model with its run, and the other run.
+
+    Args:
+        target: As of ``load``.
+        run: As of ``load``.
+
+    Raises:
+        ConfigError: The target is unknown.
+        InputError: A file cannot be read, or the Hub does not have it.
+        UsageError: As of ``load``.
+
+    >>> sources("175b")[0].settings["pp"], sources("175b")[1]
+    (8, None)
+    """
     if not isinstance(target, str | os.PathLike):
         raise ConfigError(f"a model is a name or a path, not a {type(target).__name__}")
     if run is not None and not isinstance(run, str | os.PathLike):
         raise ConfigError(f"a run is a path, not a {type(run).__name__}")
     overlay = None if run is None else readers.read_run(Path(run))
-    return configure(_source(os.fspath(target)), settings, overlay)
+    return _source(os.fspath(target)), overlay
 
 
 def content(target: str) -> Mapping[str, Any] | None:

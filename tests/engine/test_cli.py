@@ -286,7 +286,7 @@ class TestJson:
         line = "flops 22b --scope layer --format json"
         outcome = memcalc(f"{line} --global-batch-size 64 --dp 2")
         warnings = [
-            f"warning: {name} has no effect with --scope layer: one layer, one micro-batch"
+            f"warning: {name} has no effect on this answer"
             for name in ("--global-batch-size", "--dp")
         ]
         assert outcome.err == "".join(f"memcalc: {warning}\n" for warning in warnings)
