@@ -10,7 +10,7 @@ from memcalc.config.config import configure
 from memcalc.errors import MemcalcError
 from memcalc.report import Report
 
-MOST_CHUNKS = 64  # model chunks of a pipeline whose question is asked again; more take seconds
+MOST_CHUNKS = 256  # model chunks of a pipeline whose question is asked again; more take seconds
 
 
 def answered(target: str, settings: Mapping[str, Any], ask: Callable[[Config], Report]) -> Report:
@@ -35,7 +35,7 @@ def answered(target: str, settings: Mapping[str, Any], ask: Callable[[Config], R
         rest = {other: value for other, value in given.items() if other != name}
         try:
             without = configure(source, rest, run)
-            if _facts(without) == _facts(config) or {*config.warnings} - {*without.warnings}:
+            if _facts(without) == _facts(config) or _said(config) - _said(without):
                 return False
             again = ask(without)
         except MemcalcError:  # the others need it
@@ -53,6 +53,11 @@ def answered(target: str, settings: Mapping[str, Any], ask: Callable[[Config], R
 def _facts(config: Config) -> Config:
     """A config without where its facts are from."""
     return replace(config, assumed=(), unmodelled=())
+
+
+def _said(config: Config) -> set[str]:
+    """The warnings that name a setting without effect."""
+    return {line for line in config.warnings if "has no effect" in line or "nothing" in line}
 
 
 def _written(name: str, value: Any) -> str:

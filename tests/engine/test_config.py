@@ -120,7 +120,7 @@ def test_settings_replace_what_the_file_says():
         ({"dropout": 1.5}, "dropout must be a number from 0 to less than 1"),
         ({"implementation": "megatrn"}, "did you mean 'megatron'"),
         ({"attention": "flahs"}, "attention 'flahs' is unknown; did you mean 'flash'"),
-        ({"recompute": "none,full"}, "recompute none contradicts full"),
+        ({"recompute": "none,full"}, "recompute none excludes all other words"),
         ({"gpu": "a1000"}, "did you mean 'a100'"),
         ({"pp": 50}, "50 pipeline chunks are more than layers 48"),
         ({"global_batch_size": 3}, "micro-batch size x data parallel 4 does not divide global"),
