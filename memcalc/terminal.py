@@ -40,10 +40,15 @@ def one_line(text: str) -> str:
 
 def say(message: str) -> None:
     """Print a message on stderr, as one line, if anybody can read it."""
+    tell(one_line(message))
+
+
+def tell(text: str) -> None:
+    """Print a text of memcalc's own on stderr, if anybody can read it."""
     if sys.stderr is None:
         return
     try:
-        print(one_line(message), file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
     except OSError:
         abandon(sys.stderr)
 

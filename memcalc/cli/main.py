@@ -13,8 +13,9 @@ from click.shell_completion import CompletionItem, shell_complete
 import memcalc
 from memcalc.errors import MemcalcError, nearest
 from memcalc.lazy import resolve
-from memcalc.terminal import abandon, say
+from memcalc.terminal import abandon, say, tell
 
+DEBUG = "MEMCALC_DEBUG"  # the variable by which a developer asks for tracebacks
 COMPLETE = "_MEMCALC_COMPLETE"  # the variable by which a shell asks for completions
 
 # Command -> where it lives, and its help in one line (so that --help imports none of them).
@@ -133,7 +134,8 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
-    0: answered. 1: a check failed. 2: bad usage or input, with one line on stderr that says why.
+    0: answered. 1: a check failed. 2: bad usage or input, with one line on stderr that says why,
+    or a fault of memcalc itself, whose traceback is for those who set ``MEMCALC_DEBUG``.
     An interrupt is left to the caller.
     """
     if sys.stdout is None:  # closed: whoever writes an answer shall notice
@@ -151,7 +153,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as done:  # --help and --version
         return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        tell(error.format_message())
         return 2
     except click.ClickException as error:
         where = getattr(error, "ctx", None)
@@ -166,6 +168,11 @@ def main(args: Sequence[str] | None = None) -> int:
     except OSError as error:
         abandon(sys.stdout)
         return _fail(f"the answer cannot be printed: {error.strerror}")
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        return _fail(f"a fault of memcalc, please report it ({DEBUG}=1 shows where): {what}")
 
 
 def _fail(message: str, where: str = "memcalc") -> int:

@@ -578,6 +578,19 @@ def test_no_value_of_an_option_is_more_than_a_line(capsys, tmp_path, monkeypatch
         assert all(line.isprintable() and len(line) <= 2000 for line in printed.err.splitlines())
 
 
+def test_a_fault_of_our_own_is_one_line_and_a_traceback_for_those_who_ask(memcalc, monkeypatch):
+    monkeypatch.setattr("memcalc.cli.memory.configure", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        memcalc("memory 22b")
+    monkeypatch.delenv("MEMCALC_DEBUG")
+    outcome = memcalc("memory 22b")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err == (
+        "memcalc: a fault of memcalc, please report it (MEMCALC_DEBUG=1 shows where): "
+        "ZeroDivisionError: division by zero\n"
+    )
+
+
 @pytest.mark.parametrize("option", ["--tp", "-s", "--dropout", "--format", "--budget", "--gpu"])
 def test_a_value_of_5000_digits_is_not_echoed_whole(memcalc, option):
     outcome = memcalc(f"memory 22b {option} {'9' * 5000}")
@@ -723,6 +736,7 @@ class TestProcess:
             ("layer 22b >&- 2>&-", 2),
             ("ledger llama-3-8b --sp -o x.json 2>&-", 0),
             ("layer nope 2>/dev/full", 2),
+            ("2>/dev/full", 2),
             ("ledger llama-3-8b --sp --json 2>/dev/full", 0),
         ],
     )
