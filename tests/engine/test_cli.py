@@ -92,6 +92,7 @@ QUESTIONS = {
         "peak_bytes": "bytes",
         "reserved_estimated_bytes": "bytes",
         "capacity_bytes": "bytes",
+        "verdict": "text",
         "fits": "text",
     },
     "check": {
@@ -324,7 +325,9 @@ class TestFormats:
                 if isinstance(value, list):
                     assert row[name]  # in a few words
                 else:
-                    assert row[name] == ("" if value is None else str(value))
+                    formula = isinstance(value, str) and re.match(r"[-+=@].", value)
+                    plain = "" if value is None else str(value)
+                    assert row[name] == (f"'{plain}" if formula else plain)
 
     @pytest.mark.parametrize("question", QUESTIONS)
     def test_markdown_and_latex_have_a_line_a_row(self, memcalc, question):
