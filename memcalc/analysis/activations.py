@@ -1,4 +1,4 @@
-"""Activation memory: the distinct tensors that a graph keeps for backward, under any policy."""
+"""Activation memory: the distinct tensors that a graph saves for backward, under any policy."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,13 +19,13 @@ NOTHING = POLICIES["none"]
 
 
 class Entry(NamedTuple):
-    """A tensor that is kept, once, however many operations save it.
+    """A tensor that is saved for backward: once, however many operations save it.
 
     Attributes:
         tensor: The tensor.
         ops: The operations that save it, in the order of the forward pass.
-        reason: Why the first of them does.
-        source: Where that was seen.
+        reason: Why the first of them saves it.
+        source: Where that is documented or implemented.
         part: The part of the model that the first of them is in: the region inside the outermost.
         small: Whether the paper's accounting leaves it out.
     """
@@ -41,10 +41,10 @@ class Entry(NamedTuple):
 def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
     """The tensors that backward finds in memory, in the order of the forward pass.
 
-    Outside the recomputed regions, what operations save. Of each recomputed region, what enters it
-    from outside (of a view, the whole), and the outputs that are cached: that is what checkpointing
-    keeps, and all else is made again. What a region lets go of is kept by nobody, what is offloaded
-    not here, and what is shared with other graphs not by this one: who made it keeps it.
+    Outside the recomputed regions they are what operations save. Each recomputed region keeps its
+    inputs from outside (of a view, the whole tensor) and its cached outputs, as checkpointing does;
+    all else is recomputed. A dropped output is kept by no operation, an offloaded tensor is not on
+    the GPU, and a tensor shared with other graphs counts where it is computed.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -85,18 +85,18 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
 
 
 def cached_tensors(op: Op, policy: Policy, products: int) -> tuple[list[Tensor], int]:
-    """What a policy keeps of what an operation of a recomputed region makes.
+    """The outputs that a policy caches of an operation in a recomputed region.
 
     Args:
         op: The operation.
         policy: What backward recomputes.
-        products: How many outputs of linears there were in the region before it.
+        products: The number of outputs of linears in the region before it.
 
     Returns:
         The tensors, and the outputs of linears so far.
     """
     if op.kind in policy.cached:
-        # a flash kernel's statistics are outputs of its too; what a linear saves is its input
+        # a flash kernel's statistics are outputs as well; a linear saves its input
         own = (
             [] if op.kind == "linear" else [x.tensor for x in op.saves if x.tensor not in op.inputs]
         )
@@ -113,11 +113,11 @@ def total(entries: list[Entry]) -> Size:
 
 
 def waiting(graph: Graph) -> Size:
-    """The bytes that remain of a pass once its inputs have their gradients, until its weights do.
+    """The bytes held between the backward of a pass's inputs and that of its weights.
 
-    Of each product with a weight, the input that it saved and the gradient of its output: 32sbh of
-    the paper's layer, as Qi et al. 2023 (arXiv 2401.10241), table 1. A gradient that was gathered
-    is kept as its shard, as inputs are, and gathered again.
+    They are the saved input and the output gradient of each GEMM with a weight: 32sbh for the
+    paper's layer, as in Qi et al. 2023 (arXiv 2401.10241), table 1. A gathered gradient is kept as
+    its shard, as inputs are, and gathered again.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -138,7 +138,7 @@ def waiting(graph: Graph) -> Size:
 
 
 def drops(graph: Graph) -> Callable[[Tensor], list[str]]:
-    """A function that names which of selective and full recomputation do not keep a tensor."""
+    """A function that lists which of selective and full recomputation do not keep a tensor."""
     kept_by = {
         name: {entry.tensor for entry in kept(graph, POLICIES[name])}
         for name in ("selective", "full")
@@ -147,10 +147,10 @@ def drops(graph: Graph) -> Callable[[Tensor], list[str]]:
 
 
 def counted(entries: list[Entry], accounting: str) -> list[Entry]:
-    """The entries that an accounting counts: ``exact`` all, ``paper`` what the paper counts.
+    """The entries that an accounting counts: all of them, or those that the paper counts.
 
-    The paper leaves out small buffers (Korthikanti et al. 2022, section 4): the statistics of norms
-    and, in its spirit, what operations mark as small.
+    The paper leaves out small buffers (Korthikanti et al. 2022, section 4): norm statistics and,
+    likewise, the tensors that operations mark as small.
     """
     if accounting == "exact":
         return entries

@@ -1,6 +1,6 @@
-"""What a GPU holds beside states and activations: workspaces, and buffers that frameworks keep.
+"""What a GPU holds beside states and activations: workspaces and buffers of frameworks.
 
-Every function answers with parts that are there on one rank of one stage, or with none.
+Every function returns the parts on one rank of one stage, or none.
 """
 
 from collections.abc import Iterator
@@ -34,13 +34,13 @@ MEGATRON_MASK = (
 )
 MEGATRON_ROTARY = "Megatron-core models/common/embeddings/rotary_pos_embedding.py: lru_cache"
 
-HANDLES = 2  # of cuBLAS: one of the thread that runs forward, one of autograd's
-GROUPED_STREAMS = 4  # of Transformer Engine's grouped products
+HANDLES = 2  # of cuBLAS: one for the forward thread, one for autograd's
+GROUPED_STREAMS = 4  # of Transformer Engine's grouped GEMMs
 FRAMEWORK = "framework-dependent"
 
 
 def lasting(config: Config, stage: int) -> list[Part]:
-    """The buffers that are there from the first step to the last.
+    """The buffers that last from the first step to the last.
 
     >>> from memcalc.config import load
     >>> config = load("llama-3-8b", tp=2, sp=True, gpu="h100", implementation="megatron")
@@ -53,7 +53,7 @@ def lasting(config: Config, stage: int) -> list[Part]:
 
 
 def between_steps(config: Config, stage: int) -> list[Part]:
-    """What the pipeline's schedule keeps when a step is over."""
+    """What the pipeline's schedule keeps after a step."""
     chunks_ = config.parallel.chunks_per_rank
     if config.parallel.pp == 1 or not steps_with_megatron(config):
         return []
@@ -99,17 +99,17 @@ def is_megatron(config: Config) -> bool:
 
 
 def steps_with_megatron(config: Config) -> bool:
-    """Whether Megatron-core runs the step too: its schedule, and gradients in its own buffers.
+    """Whether Megatron-core also runs the step, with its schedule and its gradient buffers.
 
-    Products add to a gradient only where it stands in such a buffer (``main_grad``).
+    GEMMs accumulate into a gradient only in such a buffer (``main_grad``).
     """
     return is_megatron(config) and config.parallel.sharder in ("megatron", "megatron-fsdp")
 
 
 def fuses_gradients(config: Config) -> bool:
-    """Whether products add the gradient of a weight to those before it, and make none of its own.
+    """Whether GEMMs accumulate weight gradients directly, without a tensor of their own.
 
-    Megatron-LM of 2022 does too.
+    Megatron-LM of 2022 does so too.
     """
     theirs = config.run.implementation.name == "paper" or steps_with_megatron(config)
     return theirs and config.run.environment.fused_gradients
@@ -121,12 +121,12 @@ def has_te(config: Config) -> bool:
 
 
 def has_embedding(config: Config, stage: int) -> bool:
-    """Whether the embedding stands on a stage."""
+    """Whether a stage has the embedding."""
     return 0 in places(config.parallel, stage)
 
 
 def has_head(config: Config, stage: int) -> bool:
-    """Whether the head stands on a stage."""
+    """Whether a stage has the head."""
     return config.parallel.chunks - 1 in places(config.parallel, stage)
 
 
@@ -170,9 +170,9 @@ def _workspaces(config: Config) -> Iterator[Part]:
 
 
 def _cublas(capability: int, version: tuple[int, ...] | None) -> int:
-    """PyTorch's own choice: 32 MiB from Hopper on, 8.125 MiB before; cuBLASLt works in the same.
+    """PyTorch's default: 32 MiB from Hopper on, 8.125 MiB before; cuBLASLt shares the workspace.
 
-    Blackwell has 32 MiB since PyTorch 2.12 (pytorch/pytorch pull request 175344). Of cuBLASLt see
+    Blackwell has 32 MiB since PyTorch 2.12 (pytorch/pytorch pull request 175344). For cuBLASLt see
     torch/backends/cuda/__init__.py: TORCH_CUBLASLT_UNIFIED_WORKSPACE.
     """
     large = capability == 90 or (capability > 90 and (version is None or version >= (2, 12)))
@@ -180,7 +180,7 @@ def _cublas(capability: int, version: tuple[int, ...] | None) -> int:
 
 
 def _dummies(config: Config, stage: int) -> Iterator[Part]:
-    """Gradients that stand in for those added elsewhere: one of each shape of a weight."""
+    """Placeholders for fused weight gradients: one per shape of a weight."""
     run = config.run
     if not has_te(config) or not fuses_gradients(config):
         return
@@ -201,7 +201,7 @@ def _dummies(config: Config, stage: int) -> Iterator[Part]:
 
 
 def _gathered(config: Config, stage: int) -> Iterator[Part]:
-    """The one buffer that Megatron-core's own products and attention work in."""
+    """Megatron-core's global buffer, in which its own GEMMs and attention work."""
     run, parallel = config.run, config.parallel
     if not is_megatron(config):
         return
@@ -221,7 +221,7 @@ def _gathered(config: Config, stage: int) -> Iterator[Part]:
 
 
 def _rotary(config: Config) -> Iterator[Part]:
-    """The table of angles, in fp32, of a rank's own tokens."""
+    """The fp32 table of rotary angles for a rank's tokens."""
     model = config.model
     if is_megatron(config) and model.position == "rotary":
         width = model.rope_head_size or model.head_size
@@ -230,11 +230,11 @@ def _rotary(config: Config) -> Iterator[Part]:
 
 
 def _deferred(config: Config, stage: int) -> Iterator[Part]:
-    """Logits' gradients and hidden states of micro-batches whose head's gradient is made late.
+    """Logit gradients and hidden states of micro-batches whose head gradient is deferred.
 
-    A hidden state holds its micro-batch's graph, and that its leaf: the input that the stage was
-    sent, with its gradient. Those of the micro-batch at hand, and of the one before it, are counted
-    elsewhere.
+    A hidden state holds its micro-batch's graph, and that graph holds its leaf: the input that the
+    stage received, with its gradient. Those of the current and of the previous micro-batch are
+    counted elsewhere.
     """
     run, parallel = config.run, config.parallel
     number = min(run.environment.deferred_gradients, config.microbatches)

@@ -1,7 +1,7 @@
-"""Communication: the collectives that a pass contains, and what a rank sends for each.
+"""Communication: the collectives of a pass, and what a rank sends in each.
 
-Bytes are those of the ring algorithms: of a tensor of V bytes over n ranks, an all-gather or a
-reduce-scatter sends (n-1)/n V from each rank, and an all-reduce is one of each.
+Bytes are those of ring algorithms. For a tensor of V bytes over n ranks, each rank sends (n-1)/n V
+in an all-gather or a reduce-scatter, and twice that in an all-reduce.
 """
 
 from collections import Counter
@@ -44,10 +44,11 @@ class Traffic(NamedTuple):
 
     Attributes:
         collective: One of ``STEPS``, or ``send`` of a pipeline.
-        phase: ``forward``, ``backward``, or ``recompute`` for what backward runs again.
+        phase: ``forward``, ``backward``, or ``recompute`` for a forward collective that backward
+            repeats.
         times: How many.
         bytes: What one rank sends in all of them.
-        overlapped_with: The computation that hides them, or nothing.
+        overlapped_with: The computation that overlaps with them, or nothing.
         part: In an iteration, what they are of: ``layers`` (or a kind of them), ``table`` (the
             embedding's), ``head``, ``stages``; once, of gradients: ``partial`` ones, ``table``,
             ``weights``, ``experts``.
@@ -61,12 +62,12 @@ class Traffic(NamedTuple):
     part: str = ""
 
     def of_part(self, part: str, repeats: int) -> "Traffic":
-        """The same, so many times in a part of an iteration."""
+        """The same, repeated in a part of an iteration."""
         return self._replace(times=self.times * repeats, bytes=self.bytes * repeats, part=part)
 
 
 def ring_bytes(move: Move) -> Size:
-    """What each rank sends for a collective, by the ring algorithm.
+    """What each rank sends in a collective under the ring algorithm.
 
     >>> ring_bytes(Move("all_reduce", "forward", 800, 8))
     Fraction(1400, 1)
@@ -96,12 +97,12 @@ def of_graph(graph: Graph, policy: Policy = NOTHING) -> list[Traffic]:
 def of_iteration(config: Config) -> list[Traffic]:
     """What one rank of ``busiest_stage`` sends in an iteration.
 
-    Its layers' collectives for every micro-batch, and its ends', a head for every token that is
-    predicted; its outputs forward and their gradients backward; and the sums of its gradients over
-    the ranks that hold the same parameters: of what every tensor-parallel rank holds whole, and
-    computes with a part; of the embedding's table on several stages; of all over those of data and
-    context parallelism, and of experts over what is left of a stage's ranks beside their own
-    parallelism. Where ``Parallel.zero`` splits states, these are scattered, and weights gathered.
+    These are: for every micro-batch the collectives of its layers, embedding and heads; its outputs
+    sent forward and their gradients sent backward; and all-reduces of gradients over the ranks that
+    hold the same parameters. Parameters replicated over tensor-parallel ranks are reduced over
+    these, copies of the embedding's table over their stages, all parameters over data- and
+    context-parallel ranks, and experts over the ranks of a stage that hold the same experts. Where
+    ``Parallel.zero`` shards states, gradients are scattered and weights gathered instead.
 
     Raises:
         ConfigError: A stage's ranks do not divide over the experts'.
@@ -122,7 +123,7 @@ def of_iteration(config: Config) -> list[Traffic]:
 
 
 def _sends(config: Config, stage: int, micro: int) -> Iterator[Traffic]:
-    """What a stage's chunks send to the next, and gradients to the one before, on other ranks."""
+    """What a stage's chunks send to other ranks: outputs forward, gradients backward."""
     parallel = config.parallel
     at = places(parallel, stage)
     here = at if parallel.copies == 1 else ()  # a copy's next chunk is on another rank
@@ -134,12 +135,12 @@ def _sends(config: Config, stage: int, micro: int) -> Iterator[Traffic]:
 
 
 def _of_states(config: Config, stage: int, micro: int, partly: Size) -> Iterator[Traffic]:
-    """Gradients that are summed, and weights that are gathered, over ranks that hold the same.
+    """Gradients that are reduced and weights that are gathered, over ranks that hold the same.
 
-    Whole gradients are reduced once an iteration. What is split over ranks is scattered to them:
-    by Megatron's and nanotron's optimizers, and at DeepSpeed's stage 1, once; where gradients
-    themselves are split, with every micro-batch. Weights come back after the optimizer's step;
-    split themselves, they are gathered in every forward and in every backward pass.
+    Without ZeRO, gradients are all-reduced once per iteration. With it they are reduce-scattered:
+    once per iteration by Megatron's and nanotron's optimizers and DeepSpeed's stage 1, and with
+    every micro-batch where gradients are sharded too. Weights are gathered after the optimizer
+    step, or, where they are sharded, in every forward and backward pass.
     """
     parallel, each = config.parallel, recipe(config.run)
     size = each.weight if parallel.sharder == "deepspeed" and parallel.zero else each.gradient
@@ -169,20 +170,20 @@ def _of_states(config: Config, stage: int, micro: int, partly: Size) -> Iterator
             yield _over("all_gather", phase, part, weights, split, times)
 
 
-# In which passes weights that are split over ranks are gathered, by level of ZeRO.
+# The passes in which weights are gathered, by ZeRO stage.
 GATHERS = {1: ("step",), 2: ("step",), 3: ("forward", "backward"), ("fsdp2", 2): ("forward",)}
 
 
 def _over(
     collective: str, phase: str, part: str, size: Size, ranks: int, times: int = 1
 ) -> Traffic:
-    """A collective of so many bytes over ranks."""
+    """A collective over some ranks, with its bytes."""
     sent = ring_bytes(Move(collective, phase, size, ranks))
     return Traffic(collective, phase, times, times * sent, part=part)
 
 
 def busiest_stage(config: Config) -> int:
-    """A stage that sends both ways, if there is one; else the first.
+    """A stage that sends both forward and backward, if there is one, else the first.
 
     >>> from memcalc.config import load
     >>> busiest_stage(load("530b")), busiest_stage(load("22b"))
@@ -192,7 +193,7 @@ def busiest_stage(config: Config) -> int:
 
 
 class _Part(NamedTuple):
-    """Layers of a kind, or an end: how many a rank holds, and the runs of each a micro-batch."""
+    """Layers of a kind, or the embedding or head: how many, and the runs per micro-batch."""
 
     name: str
     graph: Graph

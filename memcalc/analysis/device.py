@@ -1,7 +1,7 @@
 """A GPU at every pipeline stage: what it holds in each phase of a step, and where the peak is.
 
-A phase is a moment of an iteration; what it holds is a list of named parts, each with its source.
-The peak is the largest phase, never a sum of peaks.
+A phase is a moment of an iteration, with a list of named parts, each with its source. The peak is
+the largest phase, never a sum of peaks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -105,11 +105,11 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
 
 
 def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
-    """What a stage has in hand, beside what lasts, at each moment of a micro-batch that passes.
+    """What a stage holds beside its lasting parts while a micro-batch passes, moment by moment.
 
-    It has gone forward through the last of the stage's chunks that has layers, and goes back
-    through it first, layer by layer; the embedding's gradient comes when the layers of its chunk
-    are done.
+    The moments are those of the stage's last chunk that has layers: its forward pass, and its
+    backward pass layer by layer. The embedding's gradient comes when the layers of its chunk are
+    done.
     """
     stage = held.stage
     coming = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
@@ -130,7 +130,7 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
     if held.embedding:
         done = stages.chunk_weights(config, stage, "exact")[0][0].layers
         graph = embedding_graph(config)
-        own = config.run.activation_bytes  # a table's is never added where it is made
+        own = config.run.activation_bytes  # the gradient of a table is never fused into its buffer
         moment = walk.backward(graph, own=own)
         of_one = activations.total(activations.kept(graph))
         others = replace(held, layers=held.layers - done, embedding=held.embedding - of_one)
@@ -147,8 +147,8 @@ def _worst_layer(
     """The layer of a chunk at which a pass through it holds most.
 
     Returns:
-        What the layers after it keep, which are not there yet, or no longer; and what it holds
-        itself beside what it keeps, with what is made again together with it.
+        What the layers after it save, which is not there yet, or no longer; and what it holds
+        beside its saved tensors, with the layers that are recomputed in the same block.
     """
     sizes = layer_sizes(config, names, "exact")
     after, most, worst = 0, None, (0, list[Part]())
@@ -169,15 +169,15 @@ def _forward(config: Config, kind: str, policy: Policy) -> Moment:
 
 @lru_cache(256)
 def _backward(config: Config, kind: str, policy: Policy) -> Moment:
-    """The moment of its backward pass that does."""
+    """The moment of a layer's backward pass that holds most."""
     theirs, te = buffers.is_megatron(config), buffers.has_te(config)
     graph = layer_graph(config, kind=kind)
     return walk.backward(graph, policy, _own(config), gathers=te or not theirs, reentrant=theirs)
 
 
 def _own(config: Config) -> int:
-    """Bytes of an element of a weight's own gradient, which is then added elsewhere, or 0."""
-    in_buckets = config.parallel.sharder == "fsdp2"  # where a layer's gradients are whole
+    """Bytes per element of a weight gradient that is not fused into its buffer, or 0."""
+    in_buckets = config.parallel.sharder == "fsdp2"  # counted there, unsharded
     return 0 if buffers.fuses_gradients(config) or in_buckets else config.run.activation_bytes
 
 
@@ -186,9 +186,9 @@ def _total(parts: Iterable[Part]) -> int:
 
 
 def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
-    """What micro-batches keep, but for the head of the one whose moments are walked.
+    """What micro-batches in flight keep, without the head of the one that is walked.
 
-    And without that of its layers which are not there at the moment.
+    ``without`` is what its layers keep that are not there at the moment.
     """
     head = 0
     if held.head:
@@ -202,7 +202,7 @@ def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
 
 
 def _unsplit(config: Config, held: Held) -> Iterator[Part]:
-    """What blocks of the layers' activations have beside them; in Megatron-core's order of work."""
+    """Bytes of unsplit blocks beside the layers' activations, in Megatron-core's order of work."""
     if not buffers.is_megatron(config) or config.run.environment.expandable_segments:
         return
     there = chunks(config, held.stage)
@@ -222,16 +222,16 @@ def _unsplit(config: Config, held: Held) -> Iterator[Part]:
 
 
 def _policy(config: Config, number: int) -> Policy:
-    """What is recomputed of a chunk's layer, counted from 0: by blocks, only of the first ones."""
+    """The policy of a chunk's layer, counted from 0; the block method has it for the first ones."""
     run = config.run
     some = run.recompute_layers if run.recompute_method == "block" else None
     return run.policy if some is None or number < some else activations.NOTHING
 
 
 def _together(config: Config, names: Sequence[str]) -> list[int]:
-    """For each layer, what those before it keep again that are recomputed together with it.
+    """For each layer, what earlier layers of its recomputed block hold.
 
-    Beside the input of the first, from which they are.
+    It is beside the input of the first, from which the block is recomputed.
     """
     number = config.run.recompute_layers or 1
     if config.run.recompute_method != "uniform" or number == 1:
@@ -244,7 +244,7 @@ def _together(config: Config, names: Sequence[str]) -> list[int]:
 
 
 def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
-    """What an end of the model holds at a moment; what it keeps is among it."""
+    """What the embedding or the head holds at a moment, with the tensors that it saves."""
     return [
         Part(f"{name}: saved for backward", moment.kept, group, "exact", LEDGER),
         Part(f"{name}: working memory of {moment.op}", moment.working, group, "exact", LEDGER),
@@ -253,7 +253,7 @@ def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
 
 
 def _of_layer(moment: Moment, kept: int, again: int) -> list[Part]:
-    """What a layer holds at a moment beside what it keeps, which is in flight already."""
+    """What a layer holds at a moment beside its saved tensors, which are counted in flight."""
     label = f"layer: working memory of {moment.op}"
     more = moment.kept + moment.working - kept
     return [

@@ -1,8 +1,8 @@
-"""FLOPs of matrix products, a multiply-add being two, over all ranks and each product once.
+"""FLOPs of GEMMs, two per multiply-add, over all ranks and each GEMM once.
 
-Conventions: no causal discount unless it is asked for; backward is two products for each of
-forward's, but one where a frozen weight needs no gradient; what a flash kernel's own backward
-computes again is not counted.
+Conventions: a causal mask saves no FLOPs unless asked for. Backward has two GEMMs per forward GEMM,
+or one where a frozen weight needs no gradient. The scores that a flash kernel recomputes in its own
+backward are not counted.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from memcalc.graph.graph import Graph, Op, Region
 from memcalc.graph.mesh import Size, elements
 from memcalc.graph.ops import FUSED_ATTENTION
 
-BACKWARD_PER_FORWARD = 2  # a product's two gradients are two products of its size
+BACKWARD_PER_FORWARD = 2  # the gradients of a GEMM's two factors are GEMMs of its size
 
 
 class Flops(NamedTuple):
@@ -32,8 +32,8 @@ class Flops(NamedTuple):
 
     Attributes:
         forward: Of the forward pass.
-        recomputed: Of what backward runs again.
-        frozen: Of forward's products with weights that are not trained.
+        recomputed: Of what backward recomputes.
+        frozen: Of forward GEMMs with weights that are not trained.
     """
 
     forward: Size
@@ -42,22 +42,22 @@ class Flops(NamedTuple):
 
     @property
     def backward(self) -> Size:
-        """Of the backward pass, without what it runs again."""
+        """Of the backward pass, without recomputation."""
         return BACKWARD_PER_FORWARD * self.forward - self.frozen
 
     @property
     def model(self) -> Size:
-        """Of forward and backward: what the model asks for."""
+        """Of forward and backward, as the model needs them."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> Size:
-        """Of all that runs."""
+        """Of all that runs, recomputation included."""
         return self.model + self.recomputed
 
 
 def forward(graph: Graph, causal: bool = False) -> Size:
-    """FLOPs of the forward pass; ``causal`` halves the attention's own products.
+    """FLOPs of the forward pass; ``causal`` halves those of attention scores.
 
     >>> s, b, h = 2048, 4, 6144
     >>> from memcalc.config import load
@@ -74,8 +74,8 @@ def recomputed(
 
     Args:
         graph: The forward pass.
-        policy: What is made again.
-        causal: Whether the attention's own products count half.
+        policy: What is recomputed.
+        causal: Whether attention-score FLOPs count half.
         early_stop: Whether a region's recomputation ends once the last tensor that it saves is
             there, as ``torch.utils.checkpoint`` does unless told otherwise.
 
@@ -92,13 +92,13 @@ def recomputed(
         if region is not None:
             again.setdefault(region, []).append(op)
     return sum(
-        _made_again(_until_the_last_save(ops) if early_stop else ops, policy, causal)
+        _recomputed(_until_the_last_save(ops) if early_stop else ops, policy, causal)
         for ops in again.values()
     )
 
 
 def flash_backward(graph: Graph) -> Size:
-    """FLOPs of the scores that flash kernels make again in their own backward, policy or not.
+    """FLOPs of the scores that flash kernels recompute in their own backward, under any policy.
 
     >>> from memcalc.config import load
     >>> s, h = 8192, 4096
@@ -109,13 +109,13 @@ def flash_backward(graph: Graph) -> Size:
     return sum(2 * elements(axes) * axes[0].size for axes in queries)
 
 
-def _made_again(ops: Sequence[Op], policy: Policy, causal: bool) -> Size:
-    """FLOPs of what a recomputed region does not keep the outputs of."""
+def _recomputed(ops: Sequence[Op], policy: Policy, causal: bool) -> Size:
+    """FLOPs of the operations of a recomputed region whose outputs are not cached."""
     total: Size = 0
     products = 0
     for op in ops:
         cached, products = cached_tensors(op, policy, products)
-        if op.kind == "linear" and cached:  # some of its outputs, each a product as wide as it is
+        if op.kind == "linear" and cached:  # some of its outputs, each a GEMM of its width
             widths = {tensor: elements(tensor.axes[2:]) for tensor in op.outputs}
             kept = sum(widths[tensor] for tensor in cached)
             whole = sum(widths.values())
@@ -149,8 +149,8 @@ def layer(
 def iteration(config: Config, causal: bool = False, early_stop: bool = False) -> Flops:
     """FLOPs of an iteration: all layers and the ends, for all micro-batches of all ranks.
 
-    A table of words has no products; the patches of an image have. Every layer that predicts
-    further tokens has a head. The arguments are those of ``forward`` and ``recomputed``.
+    A token embedding has no GEMM, a patch embedding has one. Every multi-token prediction layer
+    has a head. The arguments are those of ``forward`` and ``recomputed``.
 
     >>> from memcalc.config import load
     >>> f"{iteration(load('530b')).model:.4e}"
@@ -171,10 +171,10 @@ def iteration(config: Config, causal: bool = False, early_stop: bool = False) ->
 
 
 def beyond_windows(config: Config, causal: bool = False) -> Size:
-    """FLOPs of an iteration's forward pass for scores that sliding windows hide.
+    """FLOPs of an iteration's forward pass for scores outside sliding windows.
 
-    Of s x s scores that a whole causal layer has, in the convention that counts it twice, a window
-    of w tokens leaves 2sw - w^2.
+    A full causal layer counts all s x s scores, twice those that it needs. In this convention a
+    window of w tokens needs 2sw - w^2 of them.
 
     >>> from memcalc.config import load
     >>> config = load("gemma-3-27b", seq_length=32768)
@@ -198,7 +198,7 @@ def beyond_windows(config: Config, causal: bool = False) -> Size:
 def percent_of_peak(
     done: int | Fraction, config: Config, seconds: int | float | Fraction, gpus: int | None = None
 ) -> Fraction:
-    """The percent of what the GPUs could do in some seconds, at the peak of the run's precision.
+    """The percent of the FLOPs that the GPUs can do in some seconds, at the peak of the precision.
 
     Args:
         done: FLOPs.
@@ -216,14 +216,14 @@ def percent_of_peak(
     56.0
     """
     if config.run.gpu is None:
-        raise UsageError("utilisation needs the name of a GPU (--gpu)")
+        raise UsageError("utilisation needs a GPU: pass --gpu")
     parallel = config.parallel
     if gpus is None and config.model.experts is not None:
         of_experts, there = parallel.ep * parallel.expert_tp, parallel.ranks // parallel.pp
         if there % of_experts:
             raise UsageError(
-                f"expert parallel {parallel.ep} x tensor parallel {parallel.expert_tp} of experts "
-                f"does not divide {there} ranks of a stage: give --dp, or --gpus"
+                f"--ep {parallel.ep} x --etp {parallel.expert_tp} must divide the {there} ranks of "
+                "a stage: pass --dp, or --gpus"
             )
     found = gpu(config.run.gpu)
     peak = found.peaks.get(config.run.precision)
@@ -240,7 +240,7 @@ def printed_hardware(config: Config) -> Fraction:
 
 
 def _of_frozen(graph: Graph, frozen: Collection[str]) -> Size:
-    """FLOPs of products with weights of frozen regions, which backward needs once, not twice."""
+    """FLOPs of GEMMs with frozen weights: backward has one GEMM for each, not two."""
     return sum(op.flops for op in graph.ops if op.weights and op.is_in(frozen))
 
 

@@ -1,4 +1,4 @@
-"""What one layer of a config keeps: its graph, read under the run's own recomputation."""
+"""What one layer of a config saves, under the run's recomputation."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,14 +15,14 @@ def layer_entries(
     sizes: Mapping[str, Size] | None = None,
     kind: str | None = None,
 ) -> list[Entry]:
-    """The tensors that one layer keeps for backward on one rank.
+    """The tensors that one layer saves for backward on one rank.
 
     Args:
         config: The model, its parallelism and its run.
         accounting: ``paper`` or ``exact``.
         sizes: Sizes by letter, instead of the config's own: ints, Fractions or symbols.
-        kind: The kind of layer, as ``memcalc.blocks.layer.kinds`` names them; by default the one
-            that there is most of.
+        kind: The kind of layer, as ``memcalc.blocks.layer.kinds`` names them; by default the
+            most frequent one.
 
     Raises:
         UsageError: There is no such accounting.
@@ -37,7 +37,7 @@ def layer_entries(
 
 @lru_cache(1024)
 def layer_bytes(config: Config, accounting: str = "paper", kind: str | None = None) -> int:
-    """The bytes that one layer keeps for backward on one rank; the arguments are those above.
+    """The bytes that one layer saves for backward on one rank. For the arguments, see above.
 
     >>> from memcalc.config import load
     >>> layer_bytes(load("22b")) // 2**20
@@ -49,6 +49,6 @@ def layer_bytes(config: Config, accounting: str = "paper", kind: str | None = No
 
 @lru_cache(1024)
 def layer_waiting(config: Config, kind: str) -> int:
-    """The bytes that one layer of a kind keeps until its weights' gradients are made, on a rank."""
+    """The bytes that one layer of a kind keeps on a rank until its weights have gradients."""
     size: int = waiting(layer_graph(config, kind=kind))
     return size

@@ -11,7 +11,7 @@ from memcalc.config import Config
 from memcalc.graph.graph import Graph, Op
 from memcalc.graph.mesh import Axis, Size, elements
 
-OF_EXPERTS = ("experts_fc1", "experts_fc2")  # the operations whose weights are experts'
+OF_EXPERTS = ("experts_fc1", "experts_fc2")  # operations whose weights belong to experts
 
 
 def owned(graph: Graph) -> Size:
@@ -95,7 +95,7 @@ def parameters(config: Config, sizes: Mapping[str, Size] | None = None) -> Size:
 
 
 def active_parameters(config: Config) -> int:
-    """Parameters that work on one token: of the experts, only those that it goes to.
+    """Parameters that one token uses: of the experts, only those that it is routed to.
 
     >>> from memcalc.config import load
     >>> active_parameters(load("llama-3-8b")) == parameters(load("llama-3-8b"))

@@ -1,10 +1,10 @@
 """Pipeline schedules: the order in which a stage works, and what is in flight when.
 
-A schedule is a generator of steps, written as the framework runs it. What a stage holds is never a
-formula here: it is found by walking the order.
+A schedule is a generator of steps, in the order in which the framework runs them. What a stage
+holds is never a formula here: the order is walked.
 
-Zero-bubble schedules split a backward in two: the gradients of a chunk's inputs, which the stage
-before waits for, and those of its weights, which nobody waits for (Qi et al. 2023, arXiv
+Zero-bubble schedules split a backward pass in two: the gradients of a chunk's inputs, for which the
+previous stage waits, and those of its weights, for which no stage waits (Qi et al. 2023, arXiv
 2401.10241, section 2).
 """
 
@@ -22,7 +22,7 @@ FORWARD = "forward"
 BACKWARD = "backward"  # both halves at once
 BACKWARD_INPUTS = "inputs"
 BACKWARD_WEIGHTS = "weights"
-SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v", "dualpipe")  # schedules with the two halves apart
+SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v", "dualpipe")  # schedules that run the halves apart
 
 # The most passes that are walked, over all stages: interleaved, 128 stages of 16 chunks each; 1F1B,
 # 1,024 stages. Real pipelines need far fewer, and more would take seconds.
@@ -37,7 +37,7 @@ MOST_ROUNDS = 4  # of the other schedules, and of a timeline
 
 
 class Step(NamedTuple):
-    """One pass of one micro-batch through one of a stage's chunks of layers."""
+    """One pass of one micro-batch through one model chunk of a stage."""
 
     phase: str
     microbatch: int
@@ -45,11 +45,11 @@ class Step(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """What a stage holds of one of its chunks.
+    """What a stage holds for one of its model chunks.
 
     Attributes:
-        whole: Micro-batches that went forward and not back: all that their backward needs.
-        waiting: Micro-batches whose weights' gradients are still to be made.
+        whole: Micro-batches in flight, with all that their backward needs.
+        waiting: Micro-batches of which only the weight gradients are still to be computed.
     """
 
     whole: int = 0
@@ -57,11 +57,11 @@ class InFlight(NamedTuple):
 
 
 def places(parallel: Parallel, stage: int) -> list[int]:
-    """Where each chunk of a stage stands in the pipeline, counted from the embedding's.
+    """The positions of a stage's chunks in the pipeline, counted from the embedding's.
 
-    Megatron-core deals chunks out one to each stage in turn; ZB-V goes down the stages and up
-    again, and DualPipe has the stage as its first chunk and the one opposite as its second, so that
-    every chunk is on two ranks.
+    Megatron-core assigns chunks to the stages in turn. ZB-V goes down the stages and up again.
+    DualPipe gives a rank the chunk of its own stage and that of the opposite one, so that every
+    chunk is on two ranks.
 
     >>> places(Parallel(pp=4, vpp=2), 1), places(Parallel(pp=4, schedule="zb-v"), 1)
     ([1, 5], [1, 6])
@@ -84,7 +84,7 @@ def gpipe(microbatches: int) -> Iterator[Step]:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
-    """1F1B (Narayanan et al. 2021, figure 4): forwards until the pipeline is full, then in turns.
+    """1F1B (Narayanan et al. 2021, figure 4): forwards until the pipeline is full, then 1F1B.
 
     >>> shown(one_f_one_b(0, 2, 3))
     'f0 f1 b0 f2 b1 b2'
@@ -111,7 +111,7 @@ def interleaved(
 
 
 def zb_h1(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
-    """ZB-H1 (Qi et al. 2023, figure 3): 1F1B's forwards, weights' gradients S micro-batches late.
+    """ZB-H1 (Qi et al. 2023, figure 3): 1F1B's forwards; weight gradients S micro-batches late.
 
     >>> shown(zb_h1(1, 2, 3))
     'f0 i0 f1 i1 w0 f2 i2 w1 w2'
@@ -120,7 +120,7 @@ def zb_h1(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
 
 
 def zb_h2(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
-    """ZB-H2 (the same figure): twice as many forwards first, weights' gradients 2S late.
+    """ZB-H2 (same figure): twice as many forwards first; weight gradients 2S late.
 
     >>> shown(zb_h2(0, 2, 3))
     'f0 f1 f2 i0 w0 i1 w1 i2 w2'
@@ -131,8 +131,9 @@ def zb_h2(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
 def zb_v(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     """ZB-V (Qi et al. 2023, section 6): two chunks, the pipeline goes down the stages and up again.
 
-    Of fewer micro-batches than fill the pipeline, the order is that of enough, less what is not
-    there, as PyTorch has it (distributed/pipelining/schedules.py, ``ScheduleZBVZeroBubble``).
+    With fewer micro-batches than fill the pipeline, the order is that of a full one without the
+    missing micro-batches, as in PyTorch (distributed/pipelining/schedules.py,
+    ``ScheduleZBVZeroBubble``).
 
     >>> shown(zb_v(1, 2, 3))
     'f0 f0.1 f1 f1.1 i0.1 w0.1 f2 i0 w0 f2.1 i1.1 w1.1 i1 i2.1 i2 w1 w2.1 w2'
@@ -171,9 +172,10 @@ def _zb_v(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
 def dualpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     """DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1): micro-batches enter at both ends.
 
-    The first half of them goes down the stages, through every rank's first chunk, the second half
-    up, through every second one. The eight parts are those of deepseek-ai/DualPipe (dualpipe.py,
-    ``step``); a forward that overlaps with a backward comes before it, for both are held then.
+    The first half of them goes down the stages, through the first chunk of each rank; the second
+    half goes up, through the second chunks. The eight parts are those of deepseek-ai/DualPipe
+    (dualpipe.py, ``step``). A forward that overlaps with a backward comes before it, since both are
+    held then.
 
     >>> shown(dualpipe(0, 2, 4))
     'f0 f2.1 f1 b2.1 f3.1 b0 b3.1 i1 w1'
@@ -182,7 +184,7 @@ def dualpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     """
     half, near = microbatches // 2, min(stage, stages - 1 - stage)
     far = stages // 2 - near - 1
-    up = int(stage >= stages // 2)  # the chunk of what comes from the nearer end
+    up = int(stage >= stages // 2)  # the chunk of micro-batches from the nearer end
     numbered = _numbered()
 
     def take(phase: str, way: int) -> Step:
@@ -205,7 +207,7 @@ def dualpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
         yield take(FORWARD, 1)
         yield take(BACKWARD, 0)
     late: list[Step] = []
-    split = 2 * ((near + 1) // 2) + (1 - near % 2)  # of the last backwards, the first that is
+    split = 2 * ((near + 1) // 2) + (1 - near % 2)  # the first of the last backwards that is split
     for i in range(2 * (near + 1)):
         step = take(BACKWARD, 1 - i % 2)
         if i < split:
@@ -226,8 +228,8 @@ def order(
 ) -> Iterator[Step]:
     """The order of work of a stage, by the schedule of the pipeline.
 
-    A full pipeline repeats itself. So of many micro-batches only so many are walked that more of
-    them would not change what a stage holds.
+    A full pipeline repeats itself. So only as many micro-batches are walked as change what a stage
+    holds.
 
     Raises:
         ConfigError: The schedule cannot run so many micro-batches, or there are more than ``most``
@@ -248,7 +250,7 @@ def passes(parallel: Parallel, microbatches: int) -> int:
     >>> passes(Parallel(pp=4, vpp=2), 8)
     128
     """
-    if parallel.order == "zb-v":  # whose order is that of a full pipeline, less what is not there
+    if parallel.order == "zb-v":  # see zb_v: at least a full pipeline is walked
         microbatches = max(microbatches, 2 * parallel.pp - 1)
     return (3 if parallel.order in SPLIT_BACKWARD else 2) * parallel.chunks * microbatches
 
@@ -303,7 +305,7 @@ def holdings(steps: Iterable[Step]) -> Iterator[dict[int, InFlight]]:
         yield dict(held)
 
 
-# What a step changes: micro-batches held whole, and those whose weights' gradients wait.
+# What a step changes: micro-batches in flight, and those that wait for their weight gradients.
 _CHANGE = {
     FORWARD: InFlight(whole=1),
     BACKWARD: InFlight(whole=-1),
@@ -317,12 +319,12 @@ def peak(
     weight: Callable[[int], int],
     waiting: Callable[[int], int] = lambda chunk: 0,
 ) -> dict[int, InFlight]:
-    """What a stage holds of each chunk when it holds most.
+    """What a stage holds of each chunk when it holds most bytes.
 
     Args:
         steps: The stage's order.
-        weight: What one micro-batch of a chunk weighs until its backward.
-        waiting: What one weighs from there until its weights' gradients are made.
+        weight: The bytes of one micro-batch of a chunk until its backward.
+        waiting: Its bytes from there until its weight gradients are computed.
 
     >>> peak(one_f_one_b(0, 4, 100), lambda chunk: 1)
     {0: InFlight(whole=4, waiting=0)}
@@ -346,10 +348,10 @@ def peak(
 
 
 def kept_whole(steps: Iterable[Step], whole: int, window: int, chunks: int) -> Iterator[Step]:
-    """An order in which some passes keep all, and the others what recomputation leaves them.
+    """An order in which some passes keep all activations, while the others are recomputed.
 
-    Of every ``window`` forwards of a stage in a row, the first ``whole`` keep all; their chunks are
-    numbered from ``chunks`` on. (Korthikanti et al. 2022, appendix C; Megatron-core,
+    Of every ``window`` consecutive forwards of a stage, the first ``whole`` keep all. Their chunks
+    are numbered from ``chunks`` on. (Korthikanti et al. 2022, appendix C; Megatron-core,
     pipeline_parallel/schedules.py: num_microbatches_with_partial_activation_checkpoints.)
 
     >>> shown(kept_whole(one_f_one_b(0, 2, 4), whole=1, window=2, chunks=1))
@@ -364,7 +366,7 @@ def kept_whole(steps: Iterable[Step], whole: int, window: int, chunks: int) -> I
 
 
 class Timed(NamedTuple):
-    """A step with when it begins and ends, a third of a micro-batch's work being 1."""
+    """A step with its start and end; a third of a micro-batch's work takes 1."""
 
     step: Step
     start: int
@@ -374,7 +376,7 @@ class Timed(NamedTuple):
 def timeline(parallel: Parallel, microbatches: int) -> list[list[Timed]]:
     """When each stage runs each step, where a forward and each half of a backward take 1.
 
-    A step starts once the stage is free and what it reads has come from the stage before or after.
+    A step starts once the stage is free and its input has come from the previous or next stage.
 
     >>> [timed.start for timed in timeline(Parallel(pp=2), 2)[1]]
     [1, 2, 4, 5]
@@ -404,14 +406,14 @@ def timeline(parallel: Parallel, microbatches: int) -> list[list[Timed]]:
         if not moved:
             raise ConfigError(
                 f"schedule {parallel.order} deadlocks with {microbatches} micro-batches over "
-                f"{parallel.pp} stages: give another --global-batch-size"
+                f"{parallel.pp} stages: pass another --global-batch-size"
             )
         waiting = [stage for stage in waiting if len(found[stage]) < len(orders[stage])]
     return found
 
 
 def shown(steps: Iterable[Step]) -> str:
-    """An order in short: f, b, i (backward of inputs) or w (of weights), micro-batch, and chunk."""
+    """An order in short: f, b, i (input gradients) or w (weight gradients), micro-batch, chunk."""
     return " ".join(
         f"{phase[0]}{microbatch}" + (f".{chunk}" if chunk else "")
         for phase, microbatch, chunk in steps
@@ -419,7 +421,7 @@ def shown(steps: Iterable[Step]) -> str:
 
 
 def _needs(step: Step, place: int, chunks: int) -> Iterator[tuple[str, int, int]]:
-    """What must have ended before a step of a chunk at a place in the pipeline can start."""
+    """The passes that must end before a step of the chunk at a position can start."""
     i = step.microbatch
     if step.phase == FORWARD:
         if place > 0:
@@ -442,7 +444,7 @@ def _drawn(parallel: Parallel, microbatches: int) -> int:
 
 
 def _in_turns(warmup: int, microbatches: int, chunks: int, group: int) -> Iterator[Step]:
-    """So many forwards, then one forward and one backward in turns, then the rest backward."""
+    """``warmup`` forwards, then one forward and one backward in turn, then the other backwards."""
     forwards = _passes(FORWARD, microbatches, range(chunks), group)
     backwards = _passes(BACKWARD, microbatches, range(chunks)[::-1], group)
     pairs = zip(forwards[warmup:], backwards, strict=False)
@@ -450,9 +452,9 @@ def _in_turns(warmup: int, microbatches: int, chunks: int, group: int) -> Iterat
     return chain(forwards[:warmup], chain.from_iterable(pairs), rest)
 
 
-@lru_cache(2)  # stages differ in their warm-up alone
+@lru_cache(2)  # the same for all stages, which differ only in their warm-up
 def _passes(phase: str, microbatches: int, chunks: range, group: int) -> tuple[Step, ...]:
-    """The passes of a phase, a group of micro-batches through one chunk after another."""
+    """The passes of a phase: a group of micro-batches runs through one chunk after another."""
     firsts = range(0, microbatches, group)
     return tuple(
         Step(phase, i, chunk)
@@ -463,7 +465,7 @@ def _passes(phase: str, microbatches: int, chunks: range, group: int) -> tuple[S
 
 
 def _late_weights(warmup: int, late: int, microbatches: int) -> Iterator[Step]:
-    """1F1B with so many forwards first, and weights' gradients so many micro-batches late."""
+    """1F1B after ``warmup`` forwards, with weight gradients ``late`` micro-batches late."""
     for step in one_f_one_b(0, warmup + 1, microbatches):
         if step.phase == FORWARD:
             yield step
@@ -476,7 +478,7 @@ def _late_weights(warmup: int, late: int, microbatches: int) -> Iterator[Step]:
 
 
 def _numbered() -> Callable[[str, int], Step]:
-    """A function that makes the next step of a phase of a chunk, its micro-batches in order."""
+    """A function that returns the next step of a phase and chunk, with micro-batches in order."""
     taken: dict[tuple[str, int], int] = {}
 
     def take(phase: str, chunk: int) -> Step:

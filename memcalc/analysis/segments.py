@@ -1,17 +1,18 @@
-"""PyTorch's caching allocator: what it counts beside what is asked of it.
+"""PyTorch's caching allocator: what it counts as allocated beyond the requests.
 
-Rules of c10/cuda/CUDACachingAllocator.cpp. A request is rounded up to 512 bytes, and is given the
-smallest free block that holds it. What is left of that block becomes one of its own, unless it is
-at most 1 MiB and the request is larger than that: then the whole block counts as allocated.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp. A request is rounded up to 512 bytes and
+gets the smallest free block that holds it. The rest of that block is split off as a free block,
+unless it is at most 1 MiB and the request is larger than 1 MiB: then the whole block counts as
+allocated.
 
-What is left depends on the order of requests. Here it is that of Megatron-core's layers, with
-Transformer Engine or without:
+Which blocks are free depends on the order of requests. Here it is that of Megatron-core's layers,
+with or without Transformer Engine:
 
-- Dropout and the residual's sum are one kernel (fused_bias_dropout.py).
-- Queries, keys and values are views of one product, to which attention.py (Attention.forward)
-  refers until it returns. FlashAttention, and context parallelism, copy them
+- Dropout and the residual sum are one kernel (fused_bias_dropout.py).
+- Queries, keys and values are views of the output of one GEMM, which attention.py
+  (Attention.forward) refers to until it returns. FlashAttention, and context parallelism, copy them
   (dot_product_attention/backends.py: FlashAttention, FusedAttention).
-- Keys and values that go round are one block (context_parallel.py: AttnFuncWithCPAndKVP2P).
+- Keys and values sent around the ring are one block (context_parallel.py: AttnFuncWithCPAndKVP2P).
 """
 
 from bisect import bisect_left, insort
@@ -26,19 +27,19 @@ from memcalc.graph.graph import Graph, Op, Tensor
 
 SOURCE = "PyTorch c10/cuda/CUDACachingAllocator.cpp: should_split; Megatron-core's order of work"
 ROUND = 512  # kMinBlockSize
-SMALL = 2**20  # kSmallSize: the largest request of the small pool, and the rest that is not split
-SEGMENT = 20 * 2**20  # kLargeBuffer: what requests of less than LARGE share
+SMALL = 2**20  # kSmallSize: the largest request of the small pool, and the largest unsplit rest
+SEGMENT = 20 * 2**20  # kLargeBuffer: a segment that requests below LARGE share
 LARGE = 10 * 2**20  # kMinLargeAlloc
 STEP = 2 * 2**20  # kRoundLarge: what larger segments are rounded up to
-MOST = 24  # passes that are walked: more of them are taken to go on as these did
+MOST = 24  # passes that are walked; further ones are assumed to be like these
 
-# Operations whose output lies where their input does, or is never there: a kernel does them with
-# the next one.
+# Operations whose output shares the memory of their input, or never exists because a kernel fuses
+# them with the next operation.
 IN_PLACE = ("all_reduce", "cast", "copy", "halves", "mask", "scale", "without_sink")
 
 
 def rounded(size: int) -> int:
-    """Bytes of a block that is split to a request.
+    """The bytes that a request is rounded up to.
 
     >>> rounded(0), rounded(1), rounded(1024)
     (0, 512, 1024)
@@ -55,14 +56,14 @@ Key = Tensor | str  # a tensor, or the operation that packed several
 
 
 class Block:
-    """Bytes in a segment, beside others.
+    """A block of a segment.
 
     Attributes:
-        start: Where it begins; segments lie far apart.
+        start: Its address; segments lie far apart.
         size: Its bytes.
-        asked: What was asked for, or 0 where it is free.
+        asked: The bytes of its request, or 0 if it is free.
         before: The block before it in its segment, or None.
-        after: The block behind it, or None.
+        after: The block after it, or None.
     """
 
     __slots__ = ("after", "asked", "before", "size", "start")
@@ -76,10 +77,10 @@ class Block:
 
 
 class Segments:
-    """The large pool of an allocator: requests of at most 1 MiB are always split, and left out.
+    """The large pool of an allocator. Smaller requests, whose blocks are always split, are ignored.
 
     Attributes:
-        unsplit: The bytes that are counted beside what was asked for.
+        unsplit: The bytes that count as allocated beyond the requests.
 
     >>> segments = Segments()
     >>> first, other = segments.take(3 * 2**20), segments.take(4 * 2**20)
@@ -95,7 +96,7 @@ class Segments:
         self._end = 0
 
     def take(self, size: int) -> Block | None:
-        """A block for a request, which a tensor then holds; None for one of the small pool."""
+        """A block for a request, or None for a request of the small pool."""
         if not _is_large(size):
             return None
         size = rounded(size)
@@ -114,7 +115,7 @@ class Segments:
         return block
 
     def give(self, block: Block | None) -> None:
-        """The block is free again, as one with its free neighbours."""
+        """Free a block, and merge it with its free neighbours."""
         if block is None:
             return
         self.unsplit -= block.size - block.asked
@@ -128,7 +129,7 @@ class Segments:
         self._add(block)
 
     def repeat(self, number: int, work: Callable[[], object]) -> None:
-        """The same work so many times: once it leaves free what was free, it is only counted."""
+        """Repeat some work. Once it leaves the free blocks as they were, it is only counted."""
         for done in range(1, number + 1):
             before, counted = self._free.copy(), self.unsplit
             work()
@@ -157,12 +158,12 @@ class Segments:
 
 
 class Step(NamedTuple):
-    """What an operation asks of the allocator.
+    """What an operation requests and frees.
 
     Attributes:
-        scratch: Bytes that it has in hand only while it runs.
-        takes: What it asks memory for, with its bytes.
-        gives: What is needed no more when it is done.
+        scratch: Bytes that it needs only while it runs.
+        takes: What it allocates, with its bytes.
+        gives: What is freed when it is done.
     """
 
     scratch: int
@@ -171,15 +172,15 @@ class Step(NamedTuple):
 
 
 def unsplit(layers: Sequence[tuple[Graph, Policy, int]], copies: bool) -> tuple[int, bool]:
-    """Bytes that blocks of kept activations have beside the activations.
+    """Bytes of unsplit blocks beside the activations that they hold.
 
-    Layers go forward one after another, micro-batch by micro-batch, in segments that are free, as
-    Megatron-core's do. Of more than ``MOST`` such passes the others are taken to go on likewise.
+    Layers run forward one after another, micro-batch by micro-batch, into free segments, as
+    Megatron-core's do. Passes after the first ``MOST`` are assumed to be like these.
 
     Args:
         layers: The layers, each with what is recomputed of it, and how many passes of it are in
             flight.
-        copies: Whether attention copies queries, keys and values off what they were packed in.
+        copies: Whether attention copies queries, keys and values out of their packed tensor.
 
     Returns:
         The bytes, and whether all passes were walked.
@@ -205,7 +206,7 @@ def unsplit(layers: Sequence[tuple[Graph, Policy, int]], copies: bool) -> tuple[
 
 @lru_cache(256)
 def _unsplit(passes: tuple[tuple[Graph, Policy], ...], copies: bool) -> int:
-    """The same after these passes."""
+    """The bytes after these passes."""
     segments = Segments()
     plans = {
         (graph, policy): _plan(graph.ops, [e.tensor for e in kept(graph, policy)], copies)
@@ -217,7 +218,7 @@ def _unsplit(passes: tuple[tuple[Graph, Policy], ...], copies: bool) -> int:
 
 
 def _pass(segments: Segments, plan: Iterable[Step]) -> None:
-    """A layer goes forward: afterwards what it keeps, and what it returns, has blocks."""
+    """The forward pass of a layer: its saved tensors and its outputs have blocks afterwards."""
     blocks: dict[Key, Block | None] = {}
     for step in plan:
         at_work = segments.take(step.scratch)
@@ -228,7 +229,7 @@ def _pass(segments: Segments, plan: Iterable[Step]) -> None:
 
 
 def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Step]:
-    """What each operation of a layer's forward pass asks of the allocator."""
+    """What each operation of a layer's forward pass requests and frees."""
     homes = _homes(ops, copies)
     last: dict[Key, int] = {}
     for index, op in enumerate(ops):
@@ -253,7 +254,7 @@ def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Step
 
 
 def _homes(ops: Sequence[Op], copies: bool) -> dict[Tensor, Key]:
-    """Tensors that have no memory of their own, each with whose it is; packed ones by their op."""
+    """Tensors without memory of their own, each with its owner; packed ones belong to their op."""
     homes: dict[Tensor, Key] = {}
     for index, op in enumerate(ops):
         following = [each for each in ops[index + 1 : index + 2] if each.kind == "add"]
@@ -269,7 +270,7 @@ def _homes(ops: Sequence[Op], copies: bool) -> dict[Tensor, Key]:
 
 
 def _made(op: Op, homes: Mapping[Tensor, Key]) -> Iterator[tuple[Key, int]]:
-    """What an operation asks memory for, with its bytes."""
+    """What an operation allocates, with its bytes."""
     if _packs(op):
         yield op.name, sum(tensor.bytes for tensor in op.outputs)
     if _goes_round(op):
@@ -285,16 +286,16 @@ def _made(op: Op, homes: Mapping[Tensor, Key]) -> Iterator[tuple[Key, int]]:
 
 
 def _packs(op: Op) -> bool:
-    """Whether one product makes several tensors, which are views of its output."""
+    """Whether one GEMM computes several tensors, which are views of its output."""
     return op.kind == "linear" and len(op.outputs) > 1
 
 
 def _goes_round(op: Op) -> bool:
-    """Whether keys and values are packed in a block that goes from rank to rank."""
+    """Whether keys and values are packed in a block that is sent around the ring."""
     return any(move.collective == "send_receive" for move in op.moves)
 
 
 def _next_product(ops: Sequence[Op], index: int) -> int:
-    """The next product with a weight, until which the caller refers to what was packed."""
+    """The next GEMM with a weight: until then the caller refers to the packed tensor."""
     products = (later for later in range(index + 1, len(ops)) if ops[later].kind == "linear")
     return next(products, index)

@@ -1,4 +1,4 @@
-"""The activations of every pipeline stage: chunks weighed by what they hold, orders walked."""
+"""The activations of every pipeline stage: the bytes of its chunks, and its schedule walked."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ class Held:
     Attributes:
         stage: The stage, counted from 0.
         microbatches: Micro-batches in flight through each of its chunks.
-        waiting: Those of which only the gradients of weights are still to be made.
+        waiting: Those of which only the weight gradients are still to be computed.
         layers: Of the transformer layers.
-        embedding: Of the embedding, on the first stage; of an encoder-decoder, with the encoder's
-            end.
+        embedding: Of the embedding, on the first stage; for an encoder-decoder, with the end of the
+            encoder.
         head: Of the last norm, the logits and the loss, on the last stage.
-        outputs: Of the stage's outputs, where they are not freed once they are sent.
+        outputs: Of the stage's outputs, if they are not deallocated once they are sent.
     """
 
     stage: int
@@ -82,8 +82,8 @@ def stage(
         accounting: ``paper`` or ``exact``.
         frees_outputs: Whether a stage frees its output once it is sent, which is the next stage's
             input (Korthikanti et al. 2022, appendix B).
-        whole: Of as many passes in a row as are in flight at once, how many keep all that the run
-            recomputes else (the same, appendix C).
+        whole: Of as many consecutive passes as are in flight at once, how many keep all activations
+            and are not recomputed (the same, appendix C).
 
     Raises:
         ConfigError: The vocabulary is unknown, or the schedule cannot run the micro-batches.
@@ -142,8 +142,8 @@ def chunk_weights(
     """What one micro-batch holds of each of a stage's chunks.
 
     Returns:
-        For each chunk, what is held until its backward, and what from there until the gradients of
-        its weights are made, where a schedule makes them later.
+        For each chunk, what is held until its backward, and what is held from there until its
+        weight gradients are computed, if the schedule computes them later.
     """
     last = config.parallel.chunks - 1
     return [
@@ -213,15 +213,15 @@ def _all_chunks(config: Config) -> tuple[tuple[str, ...], ...]:
 
 
 def chunk_bytes(config: Config, names: Sequence[str], accounting: str) -> int:
-    """What the layers of a chunk keep of one micro-batch, of kinds in their order."""
+    """The bytes that the layers of a chunk save per micro-batch; their kinds are in order."""
     return sum(layer_sizes(config, names, accounting))
 
 
 def layer_sizes(config: Config, names: Sequence[str], accounting: str) -> list[int]:
-    """What each layer of a chunk keeps of one micro-batch, of kinds in their order.
+    """The bytes that each layer of a chunk saves per micro-batch; their kinds are in order.
 
-    Of full recomputation by blocks, the layers after the first N keep all; uniform, the first of
-    every N layers keeps the input of all.
+    Under full recomputation with the block method the layers after the first N keep all. With the
+    uniform method the first of every N layers keeps their common input.
 
     >>> from memcalc.config import load
     >>> settings = {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 2}
@@ -236,7 +236,7 @@ def layer_sizes(config: Config, names: Sequence[str], accounting: str) -> list[i
         if by_blocks:
             chosen = config if place < number else everything
             sizes.append(layer_bytes(chosen, accounting, kind))
-        else:  # number 1 is every layer alone
+        else:  # with number 1 every layer is a block of its own
             sizes.append(0 if place % number else layer_bytes(config, accounting, kind))
     return sizes
 
@@ -248,7 +248,7 @@ def recomputing_nothing(config: Config) -> Config:
 
 
 def recomputed_layers(config: Config) -> dict[str, int]:
-    """How many layers of each kind are recomputed in backward, by the run's policy.
+    """How many layers of each kind the run recomputes in backward.
 
     >>> from memcalc.config import load
     >>> settings = {"recompute": "full", "recompute_method": "block", "recompute_layers": 1}

@@ -1,7 +1,7 @@
-"""Weights, gradients and optimizer states: of every stage, by the recipe of training.
+"""Weights, gradients and optimizer states of every stage.
 
-Parameters are read off the graphs of a stage's chunks; the recipe says how many bytes each takes,
-and ``Parallel.zero`` over how many ranks they are split.
+Parameters are read off the graphs of a stage's chunks. The recipe says how many bytes each takes,
+and ``Parallel.zero`` which of these are sharded.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from memcalc.errors import ConfigError
 
 EMBEDDING, HEAD = "embedding", "head"
 
-PRODUCTS = ("linear", "router")  # operations that multiply with a matrix
+PRODUCTS = ("linear", "router")  # operations with a GEMM
 
 # Where a framework keeps its weights, gradients and states.
 STATES = {
@@ -48,12 +48,12 @@ DEEPSPEED_SUB_GROUP = 10**9  # elements that its stage 3 steps at once: default 
 
 
 class Recipe(NamedTuple):
-    """Bytes that one parameter takes while training, split over no ranks.
+    """Bytes that one parameter takes while training, before sharding.
 
     Attributes:
         weight: The weight that the passes use.
-        gradient: Its gradient, summed over micro-batches.
-        master: The optimizer's own copy of the weight.
+        gradient: Its gradient, accumulated over micro-batches.
+        master: The master weight.
         moment: One of the optimizer's moments.
         moments: How many of these there are.
     """
@@ -66,7 +66,7 @@ class Recipe(NamedTuple):
 
     @property
     def optimizer(self) -> int:
-        """The optimizer's own."""
+        """The optimizer states."""
         return self.master + self.moments * self.moment
 
     @property
@@ -86,7 +86,7 @@ RECIPES = {
 
 
 def recipe(run: Run) -> Recipe:
-    """The recipe of a run: fp32 weights are their own master copy.
+    """The recipe of a run; fp32 weights have no master copy.
 
     >>> recipe(Run(seq_length=1)) == RECIPES["paper"]
     True
@@ -100,12 +100,12 @@ def recipe(run: Run) -> Recipe:
 
 
 class Kind(NamedTuple):
-    """What decides over the bytes of a parameter.
+    """What the bytes of a parameter depend on.
 
     Attributes:
-        expert: Whether it is an expert's, and so on ranks of its own.
-        product: Of a layer's matrix, the operation that multiplies with it: ``linear`` or
-            ``router``; nothing of other parameters.
+        expert: Whether it belongs to an expert, and so to expert-parallel ranks.
+        product: The kind of the GEMM that uses it, ``linear`` or ``router``, if it is a matrix of
+            a layer; else nothing.
         trained: Whether it is trained.
     """
 
@@ -115,10 +115,10 @@ class Kind(NamedTuple):
 
 
 def parameters(config: Config, stage: int) -> "Counter[Kind]":
-    """The parameters that a rank of a stage holds, were nothing split over data-parallel ranks.
+    """The parameters that a rank of a stage holds, before sharding over data-parallel ranks.
 
-    The head's weight, where it is the embedding's, is a copy on a stage without the embedding; so
-    is the table that layers which predict further tokens embed with.
+    A tied head's weight is a copy of the embedding on a stage without the embedding. So is the
+    table with which multi-token prediction layers embed.
 
     >>> from memcalc.config import load
     >>> h, v, s, t = 6144, 51200, 2048, 8
@@ -136,7 +136,7 @@ def parameters(config: Config, stage: int) -> "Counter[Kind]":
 
 
 def copies(config: Config, stage: int) -> Iterator[str]:
-    """The ends for which a stage without the embedding has a copy of its table."""
+    """What a stage without the embedding needs a copy of its table for: the head, or MTP layers."""
     graphs = _graphs(config, stage)
     if EMBEDDING in graphs:
         return
@@ -150,7 +150,7 @@ def states(config: Config, stage: int) -> list[Part]:
     """What a rank of a stage holds from step to step: weights, gradients, optimizer states.
 
     Raises:
-        ConfigError: The ranks of a stage do not divide over the experts', or over the shards.
+        ConfigError: The experts' ranks or the shards do not divide the ranks of a stage.
 
     >>> from memcalc.config import load
     >>> config = load("22b", dp=4, zero=1, global_batch_size=16)
@@ -166,7 +166,7 @@ def states(config: Config, stage: int) -> list[Part]:
     found: list[Part] = []
 
     def add(name: str, group: str, zero: int, sizes: dict[Kind, int], source: str = "") -> None:
-        """A part of experts and one of all else, split from a level of ZeRO on."""
+        """A part of experts and one of all else, sharded from a ZeRO stage on."""
         for expert in (False, True):
             shards = shard_ranks(config, expert) if config.parallel.zero >= zero else 1
             mine = [kind for kind in sizes if kind.expert == expert]
@@ -198,10 +198,10 @@ def states(config: Config, stage: int) -> list[Part]:
 
 
 def unsplit(config: Config, stage: int) -> Iterator[Part]:
-    """What blocks of weights, gradients and master weights have beside these, of the last rank.
+    """Bytes of unsplit blocks beside weights, gradients and master weights, on the last rank.
 
-    They are made before anything else, in Megatron-core's order: the weights; their buffers, which
-    hold a model's parameters from the last to the first; a master copy of each, or of a shard.
+    They are allocated first, in Megatron-core's order: the weights; their buffers, which hold a
+    model's parameters from the last to the first; a master copy of each weight or shard.
 
     Raises:
         ConfigError: A rank holds too many weights.
@@ -229,11 +229,11 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
 def _unsplit(
     weights: tuple[tuple[Kind, int, int], ...], each: Recipe, shards: tuple[int, ...]
 ) -> int:
-    """The same of these weights; of all else and of experts, shards where there are any."""
+    """The bytes for these weights; ``shards`` are those of experts and of all else, if sharded."""
     segments = Segments()
     blocks = []
     for kind, size, number in weights:
-        if shards and kind.trained:  # whose weights go once they are in a buffer
+        if shards and kind.trained:  # freed once they are copied to a buffer
             blocks += [segments.take(each.weight * size) for _ in range(number)]
         else:
             segments.repeat(number, partial(segments.take, each.weight * size))
@@ -261,7 +261,7 @@ def _unsplit(
 
 
 def _last_shard(sizes: Sequence[int], shards: int) -> list[int]:
-    """What the last of so many shards has of each, where they lie one after another backwards."""
+    """What the last shard has of each size, where they are laid out from the last to the first."""
     rest, found = -(-sum(sizes) // shards), []
     for size in sizes:
         found.append(min(size, rest))
@@ -270,7 +270,7 @@ def _last_shard(sizes: Sequence[int], shards: int) -> list[int]:
 
 
 def _in_order(config: Config, stage: int) -> Iterator[tuple[Kind, int, int]]:
-    """The weights that a rank of a stage holds, likewise, in the order of its passes."""
+    """The weights that a rank of a stage holds, in the order of its passes."""
     at = places(config.parallel, stage)
     if 0 in at:
         yield from _weights(config, EMBEDDING)
@@ -284,9 +284,9 @@ def _in_order(config: Config, stage: int) -> Iterator[tuple[Kind, int, int]]:
 
 
 def buckets(config: Config, stage: int, phase: str) -> list[Part]:
-    """What a rank holds besides to gather weights and to reduce gradients.
+    """Buffers of a rank for gathering weights and reducing gradients.
 
-    Megatron-LM gathers and reduces within its buffers of weights and gradients, and needs none.
+    Megatron-LM gathers and reduces within its buffers of weights and gradients, and needs no other.
 
     Args:
         config: The model, its parallelism and its run.
@@ -313,7 +313,7 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
             )
             certainty = "framework-dependent"
             at_once = parallel.sharder == "deepspeed" and parallel.zero == 3
-            if at_once and number > DEEPSPEED_SUB_GROUP:  # and what its last parameter has more
+            if at_once and number > DEEPSPEED_SUB_GROUP:  # and the rest of its last parameter
                 number, certainty = DEEPSPEED_SUB_GROUP, "estimated"
             name = "fp32 gradients for the master weights"
             add(name, 4 * number, certainty, STATES[parallel.sharder])
@@ -343,7 +343,7 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
 
 
 def weight_bytes(run: Run, kind: Kind) -> int:
-    """The bytes of one parameter of a kind, as the passes use it."""
+    """The bytes of one parameter of a kind, in the dtype that the passes use."""
     return 1 if run.fp8_params and kind.product == "linear" else recipe(run).weight
 
 
@@ -359,7 +359,7 @@ def shard_ranks(config: Config, expert: bool) -> int:
 
 
 def _graphs(config: Config, stage: int) -> "Counter[str]":
-    """The graphs of a stage, by kinds of layers and ends, with how many there are of each."""
+    """How many layers of each kind, embeddings and heads a stage has."""
     at = places(config.parallel, stage)
     found = Counter(kind for names in chunks(config, stage) for kind in names)
     found[EMBEDDING] = int(0 in at)
@@ -368,9 +368,9 @@ def _graphs(config: Config, stage: int) -> "Counter[str]":
 
 
 def _units(config: Config, stage: int, trained: bool = False) -> list[int]:
-    """Parameters of what is gathered together: the embedding, each layer, the head.
+    """Parameters of each unit that is gathered at once: the embedding, each layer, the head.
 
-    All, or only those that are trained.
+    All of them, or only the trained ones.
     """
     layers = [kind for names in chunks(config, stage) for kind in names]
     there = _graphs(config, stage)
@@ -393,7 +393,7 @@ def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
 
 @lru_cache(1024)
 def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
-    """The weights of one graph that a rank holds: their elements, and how many are alike.
+    """The weights of one graph on a rank: their elements, and how many are equal.
 
     Each expert has its own.
     """
@@ -412,10 +412,10 @@ def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
 
 
 def stages_with_table(config: Config) -> list[int]:
-    """The stages with the embedding's table, or a copy of it, whose gradients are summed.
+    """The stages with the embedding's table or a copy of it, over which its gradients are reduced.
 
-    Both pipelines of a schedule with two copies of the weights have all on two stages: these are
-    summed with the copies' other weights.
+    A schedule with two copies of all weights (DualPipe) has none: the table is reduced with the
+    other weights of the copies.
 
     >>> from memcalc.config import load
     >>> stages_with_table(load("22b", pp=4)), stages_with_table(load("llama-3-8b", pp=4))
@@ -431,6 +431,6 @@ def stages_with_table(config: Config) -> list[int]:
 
 
 def table(config: Config) -> int:
-    """The elements of the embedding's table on a rank; patches of images have none."""
+    """The elements of the embedding's table on a rank; a patch embedding has no table."""
     tables = (op.weights[0] for op in embedding_graph(config).ops if op.kind == "embedding")
     return next((prod(axis.local for axis in table.axes) for table in tables), 0)

@@ -1,8 +1,8 @@
-"""What a pass holds at its worst moment: its operations walked forward, and backward.
+"""The most that a pass holds: its operations are walked forward and backward.
 
-A forward walk holds what it keeps for backward, what later operations still read, and what the
-operation at hand has in hand. A backward walk holds what is still kept, the gradients that are
-still read, and the gradient of a weight until it is added to those of the micro-batches before.
+A forward walk holds what is saved for backward, what later operations still read, and the scratch
+memory of the current operation. A backward walk holds what is still saved, the gradients that are
+still read, and a weight gradient until it is accumulated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from memcalc.config.recompute import Policy
 from memcalc.graph.graph import Graph, Op, Region, Tensor
 from memcalc.graph.mesh import Size
 
-# Operations whose backward hands its output's gradient on as it is.
+# Operations whose backward passes the gradient of the output on unchanged.
 PASSED_ON = ("add", "copy", "all_reduce", "halves", "without_sink")
 
 
@@ -23,8 +23,8 @@ class Moment(NamedTuple):
 
     Attributes:
         op: The operation.
-        kept: Of what is kept for backward.
-        working: Activations or gradients on their way, and the operation's own.
+        kept: Tensors that are saved for backward.
+        working: Other activations or gradients, and the operation's scratch memory.
         weight: The gradients of its weights.
     """
 
@@ -59,16 +59,16 @@ def backward(
     gathers: bool = True,
     reentrant: bool = False,
 ) -> Moment:
-    """The moment of the backward pass that holds most; the gradients of its ends are among it.
+    """The moment of the backward pass that holds most, with the gradients of the pass's outputs.
 
     Args:
         graph: The pass.
-        policy: What it makes again: the operations of a region run forward once more first.
-        own: The bytes of an element of a weight's own gradient, which is then added to those of
-            the micro-batches before; 0 where products add to those at once.
-        gathers: Whether a product whose input was kept as a shard gathers it into memory of its
-            own, rather than into a buffer that is there anyway.
-        reentrant: Whether what makes a region again holds its outputs, and their gradients, until
+        policy: What is recomputed: the operations of a region first run forward once more.
+        own: Bytes per element of a weight gradient that is then accumulated; 0 where GEMMs
+            accumulate directly (fused).
+        gathers: Whether a GEMM whose input was saved as a shard gathers it into new memory,
+            rather than into a buffer that exists anyway.
+        reentrant: Whether recomputation of a region holds its outputs, and their gradients, until
             the region's backward is done (Megatron-core's tensor_parallel/random.py:
             CheckpointFunction).
 
@@ -104,14 +104,14 @@ def backward(
 
 
 class _Backward:
-    """What is held on the way back.
+    """What is held during the backward pass.
 
     Attributes:
-        held: What is still kept.
-        own: The bytes of an element of a weight's own gradient; 0 where there is none.
-        gathers: Whether shards are gathered into memory of their own.
-        gradients: Tensors with a gradient, each with the one whose gradient's memory that is.
-        returned: Outputs of a region that was made again, likewise, while they are held.
+        held: Saved tensors that are still needed.
+        own: Bytes per element of a weight gradient that is not fused, or 0.
+        gathers: Whether shards are gathered into new memory.
+        gradients: Tensors with a gradient, each with the tensor whose gradient has the memory.
+        returned: Outputs of a recomputed region, likewise, while they are held.
     """
 
     def __init__(self, held: set[Tensor], own: int, gathers: bool) -> None:
@@ -122,7 +122,7 @@ class _Backward:
         self.returned: list[tuple[Tensor, Tensor | None]] = []
 
     def again(self, ops: Sequence[Op]) -> Moment:
-        """A recomputed region's forward pass; afterwards what it saves is held too."""
+        """The forward pass of a recomputed region; what it saves is held afterwards."""
         inside = {whole for op in ops for whole in _saved(op)}
         moment = _forward(ops, inside | self.held)
         around = sum(t.bytes for t in self.held - inside) + self._alive()
@@ -130,12 +130,12 @@ class _Backward:
         return moment._replace(working=moment.working + around)
 
     def back(self, op: Op) -> Moment:
-        """One operation's backward, with the gradients that it makes."""
+        """The backward of one operation, with the gradients that it computes."""
         new = [tensor for tensor in op.inputs if tensor not in self.gradients]
         passes = op.kind in PASSED_ON
         made = 0 if passes or op.in_place else sum(tensor.bytes for tensor in new)
         if op.kind == "linear":
-            # a shard is gathered again, and the gradient of the whole is scattered meanwhile
+            # the shard is gathered again while the gradient of the whole is scattered
             shards = [(t, t.kept_as) for t in op.inputs if t.kept_as in self.held]
             made += sum(s.bytes + (t.bytes if self.gathers else 0) for t, s in shards if s)
         weight = sum(prod((axis.local for axis in w.axes), start=self.own) for w in op.weights)
@@ -182,7 +182,7 @@ def _forward(ops: Sequence[Op], kept_: set[Tensor]) -> Moment:
 
 
 def _runs(ops: Iterable[Op], policy: Policy) -> list[list[Op]]:
-    """Operations in their order, those of a recomputed region together."""
+    """The operations in order, grouped by recomputed region."""
     found: list[list[Op]] = []
     before: Region | None = None
     for op in ops:

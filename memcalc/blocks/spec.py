@@ -106,9 +106,7 @@ class Spec:
             ConfigError: Its size is unknown.
         """
         if self.v is None:
-            raise ConfigError(
-                f"{self.model.name} states no vocabulary size: give it (--vocab-size)"
-            )
+            raise ConfigError(f"{self.model.name} gives no vocabulary size: pass --vocab-size")
         return self.v
 
     def positions(self) -> Axis:

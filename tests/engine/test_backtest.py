@@ -233,7 +233,7 @@ class TestRows:
         (found,) = rows(written(changed(row, "vocabulary", to=None)))
         assert found.measured.steady is found.steady_error is None
         assert found.flags == [
-            "refused: gpt.example_tp2_pp2@A100 states no vocabulary size: give it (--vocab-size)"
+            "refused: gpt.example_tp2_pp2@A100 gives no vocabulary size: pass --vocab-size"
         ]
         (found,) = rows(written(row))
         assert found.flags == []

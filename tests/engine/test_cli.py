@@ -499,7 +499,7 @@ USAGE = [
     ("flops 22b --gpus 8", "--gpus needs --iteration-time"),
     ("formula --paper li2021 --tp 4", "--paper takes no other options"),
     ("flops 22b --iteration-time 1 --scope layer", "is of a whole iteration"),
-    ("flops llama-3-8b --iteration-time 1", "needs the name of a GPU"),
+    ("flops llama-3-8b --iteration-time 1", "utilisation needs a GPU: pass --gpu"),
     ("flops llama-3-8b --iteration-time 1 --gpu a1000", "did you mean 'a100'"),
     ("flops 22b --iteration-time 1 --gpu v100 --precision bf16", "has no known peak for bf16"),
     (

@@ -792,7 +792,7 @@ class TestVocabulary:
             kind = [options.pop(0)] if verb == "plot" else []
             outcome = memcalc(" ".join([verb, *kind, str(file), "--pp 1", *options]))
             assert outcome.status == 2
-            assert "states no vocabulary size: give it (--vocab-size)" in outcome.err
+            assert "gives no vocabulary size: pass --vocab-size" in outcome.err
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_it_is_padded_as_the_files_framework_pads_it(self, write, memcalc, command):
