@@ -85,10 +85,11 @@ def phases(held: list[StageMemory]) -> str:
 
 
 def _totals(axes: Axes, tops: list[float]) -> None:
-    """The height of each bar, above it."""
+    """The height of each bar, above it, in at most four digits or so."""
+    places = sum(max(tops) < bound for bound in (100, 1000))
     for place, top in enumerate(tops):
         axes.annotate(
-            f"{top:,.4g}",
+            f"{top:,.{places}f}",
             (place, top),
             xytext=(0, 3),
             textcoords="offset points",

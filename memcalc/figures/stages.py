@@ -30,6 +30,7 @@ PARTS = {
 CURVES = 8  # of more stages, so many are drawn over time
 LOOKED_AT = 64  # among so many, evenly spaced
 MOST_POINTS = 2000  # of a curve
+WIDEST = 2.8  # points: the first curve
 # A curve's colour and line, from the first stage to the last.
 LINES = (
     (style.BLUE, "-"),
@@ -93,14 +94,13 @@ def over_time(
 ) -> None:
     """A curve per stage, or for all stages that hold the same at all times."""
     shown = curves(config, accounting, runs)
-    for (times, sizes), numbers, (colour, line) in zip(
-        shown.keys(), shown.values(), LINES, strict=False
-    ):
+    for place, ((times, sizes), numbers) in enumerate(shown.items()):
+        colour, line = LINES[place]
         axes.plot(
             *thinned(times, [size / scale for size in sizes]),
             line,
             drawstyle="steps-post",
-            linewidth=1.3,
+            linewidth=WIDEST - (WIDEST - 1) * place / CURVES,  # what lies under another shows
             color=colour,
             label=style.stages_in_words(numbers),
         )
