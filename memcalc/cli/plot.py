@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+import memcalc
 from memcalc import figures, files
 from memcalc.cli.command import Command, Decorated, option
+from memcalc.cli.effect import answered
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -23,9 +25,12 @@ from memcalc.cli.options import (
     refused,
     warn,
 )
+from memcalc.config import Config
 from memcalc.config.catalog import names
 from memcalc.errors import nearest
 from memcalc.figures import backend
+from memcalc.lazy import resolve
+from memcalc.report import Column, Report
 
 LAYER = (*RUN, *KERNELS)
 EVERY = (*LAYER, *WHOLE, *PIPELINE, *STATES, *CHOICES, "cross_entropy", "accounting", "gpu")
@@ -228,9 +233,19 @@ def _of_model(
 ) -> None:
     """Draw a figure of a model and its run."""
     figures.check(output.suffix)  # before the work
-    config = configure(model, settings)
-    warn(f"warning: {line}" for line in config.warnings)
-    _write(name, config, accounting, output)
+    backend.load()
+    report = answered(model, settings, lambda config: _numbers(name, config, accounting))
+    warn(report.notes)
+    _write(name, configure(model, settings), accounting, output)
+
+
+def _numbers(name: str, config: Config, accounting: str | None) -> Report:
+    """What a figure shows, as the answer to a question."""
+    if name == "memory":
+        return memcalc.memory(config)
+    shown = resolve(f"memcalc.figures.{name}:numbers")(config, accounting)
+    notes = tuple(f"warning: {line}" for line in config.warnings)
+    return Report("plot", name, (Column("shown", "text"),), ((shown,),), notes=notes)
 
 
 def _write(name: str, subject: Any, accounting: str | None, output: Path) -> None:

@@ -17,7 +17,7 @@ from memcalc.analysis.schedule import (
 )
 from memcalc.analysis.stages import Held, Weight, chunk_weights, stages
 from memcalc.answers.notes import recomputation, whole_setting
-from memcalc.config import Config
+from memcalc.config import Config, Parallel
 from memcalc.figures import style
 from memcalc.figures.style import Part
 from memcalc.units import common_scale
@@ -63,6 +63,14 @@ def draw(config: Config, accounting: str) -> Figure:
     how = f"{recomputation(config)}, {accounting} accounting"
     style.heading(figure, f"Activations of {whole_setting(config)}, {how}")
     return figure
+
+
+def numbers(config: Config, accounting: str) -> tuple[list[Held], int, Parallel]:
+    """What the panels show: two questions with the same numbers have the same figure."""
+    config = config.padded
+    names = ("pp", "vpp", "schedule", "microbatch_group_size")  # of the order in which stages work
+    order = Parallel(**{name: getattr(config.parallel, name) for name in names})
+    return stages(config, accounting), config.microbatches, order
 
 
 def bars(axes: Axes, freed: Sequence[Held], kept: Sequence[Held], unit: str, scale: int) -> None:

@@ -67,6 +67,12 @@ def draw(config: Config, accounting: str) -> Figure:
     return figure
 
 
+def numbers(config: Config, accounting: str) -> list[dict[str, int]]:
+    """What the bars show: two questions with the same numbers have the same figure."""
+    under = [technique.of(config) for technique in TECHNIQUES]
+    return [parts(each, accounting, kind) for kind in kinds(config) for each in under]
+
+
 def parts(config: Config, accounting: str, kind: str | None = None) -> dict[str, int]:
     """The bytes that one layer saves for backward, by the part that saves them.
 

@@ -136,6 +136,24 @@ class TestCommand:
             outcome = memcalc(f"plot techniques llama-3-8b {option} -o x.png")
             assert f"{option.split()[0]} has no effect on techniques" in outcome.err
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "techniques 22b --imbalance 2",
+            "stages llama-3-8b -s 512 --pp 2 --recompute selective",
+            "memory llama-3-8b -s 512 --bucket 5",
+        ],
+    )
+    def test_an_option_that_changes_nothing_here_is_named(self, memcalc, tmp_path, line):
+        outcome = memcalc(f"plot {line} -o {tmp_path}/x.svg")
+        *_, option, _ = line.split()
+        assert outcome.status == 0
+        assert re.search(rf"warning: .*{option.strip('-')}.* has no effect", outcome.err)
+
+    def test_what_changes_a_figure_is_not_named(self, memcalc, tmp_path):
+        for line in ("stages 22b --pp 4 --global-batch-size 64", "techniques 22b --tp 4 -s 1024"):
+            assert memcalc(f"plot {line} -o {tmp_path}/x.svg").err == ""
+
     def test_a_model_in_place_of_a_kind_leads_on(self, memcalc):
         assert "try `memcalc plot memory 175b -o FILE`" in memcalc("plot 175b").err
 
