@@ -1,7 +1,7 @@
-"""Symbols in, sympy out: the formula that a graph's total is, in the paper's shape.
+"""Formulas: a graph's total over symbols, as a sympy expression in the paper's form.
 
-Nothing here parses text, and no formula is typed here: a formula is what running a block on
-symbols sums up to.
+Nothing here parses text or states a formula: a formula is the sum of what a block saves when it
+runs on symbols.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +53,7 @@ class Formula:
     def _shape(self) -> tuple[Any, list[Any], Any, list[Any]]:
         """The expression as ``factor * (terms) / divisor + rest``.
 
-        The factor is sbh where some term has an h, as the paper writes it, else sb.
+        The factor is sbh if some term has an h, as the paper writes it, else sb.
         """
         one = sympy.Integer(1)
         terms = sympy.Add.make_args(sympy.expand(self.expression))
@@ -139,10 +139,10 @@ class Formula:
         return exact.numerator if exact.denominator == 1 else exact
 
     def evaluate(self, **arrays: "ArrayLike") -> "NDArray[np.float64]":
-        """The formula over numpy arrays, one a letter, broadcast against one another.
+        """The formula over numpy arrays, one per letter, which broadcast.
 
-        It runs in float64, a chunk at a time: each of the formula's few operations rounds once, so
-        that real sizes come out within 4 units in the last place.
+        It runs in float64, in chunks. Each of its few operations rounds once, so that results for
+        real sizes are within 4 units in the last place.
 
         Raises:
             KeyError: A letter of the formula has no array.
@@ -182,10 +182,10 @@ class Formula:
 
 
 class _Printer(NumPyPrinter):  # type: ignore[misc] # sympy is untyped
-    """numpy code in which Max takes scalars and arrays together."""
+    """numpy code in which Max mixes scalars and arrays."""
 
     def __init__(self, settings: dict[str, Any] | None = None) -> None:
-        # lambdify passes these only to the printers that it makes itself
+        # lambdify passes these only to its own printers
         super().__init__({"fully_qualified_modules": False, "inline": True, **(settings or {})})
 
     def _print_Max(self, expr: Any) -> str:  # noqa: N802 - sympy's dispatch by class name
@@ -197,7 +197,7 @@ class _Printer(NumPyPrinter):  # type: ignore[misc] # sympy is untyped
 
 
 class _WholePrinter(PythonCodePrinter):  # type: ignore[misc] # sympy is untyped
-    """Python code of whole numbers: what is rounded is a quotient of two of them."""
+    """Python code in whole numbers; only quotients of two of them are rounded."""
 
     def __init__(self) -> None:
         super().__init__({"fully_qualified_modules": False})
@@ -215,7 +215,7 @@ class _WholePrinter(PythonCodePrinter):  # type: ignore[misc] # sympy is untyped
 
 
 class Plain(Formula):
-    """A formula in letters of its own, written as sympy writes it."""
+    """A formula in other letters, written as sympy writes it."""
 
     def __str__(self) -> str:
         return str(sympy.sstr(self.expression))
@@ -234,11 +234,11 @@ def layer_formula(
     """The activation memory of one layer on one rank, in bytes, as a formula.
 
     Args:
-        config: The model, its parallelism and its run, of which sizes become letters.
+        config: The model, its parallelism and its run, whose sizes become letters.
         accounting: ``paper`` or ``exact``.
-        sizes: What each letter is, instead of ``symbols.symbolic(config)``.
-        kind: The kind of layer, as ``memcalc.blocks.layer.kinds`` names them; by default the one
-            that there is most of.
+        sizes: The value of each letter, instead of ``symbols.symbolic(config)``.
+        kind: The kind of layer, as ``memcalc.blocks.layer.kinds`` names them; by default the
+            most frequent one.
 
     >>> from memcalc.config import load
     >>> layer_formula(load("175b", sp=True, recompute="selective"))

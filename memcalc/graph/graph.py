@@ -1,4 +1,4 @@
-"""Tensor, Op and Graph: what running a block's forward pass records."""
+"""Tensor, Op and Graph: the record of a block's forward pass."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ class Tensor:
 
     Attributes:
         name: What the tensor is.
-        axes: Its axes, in the order of its memory's meaning: tokens first, features last.
-        dtype_bytes: Bytes of an element.
+        axes: Its axes: tokens first, features last.
+        dtype_bytes: Bytes per element.
         bytes: Bytes on one rank.
-        kept_as: What stands in for the tensor where an operation saves it: the shard that backward
-            gathers again, or the whole of which the tensor is a view; None where it is itself.
+        kept_as: What is saved in place of the tensor: the shard that backward gathers again, or the
+            whole tensor of which this is a view; None for the tensor itself.
     """
 
     __slots__ = ("axes", "bytes", "dtype_bytes", "kept_as", "name")
@@ -42,7 +42,7 @@ class Tensor:
 
     @property
     def split(self) -> str:
-        """What splits the tensor over ranks: ``tensor``, ``sequence``, both, or nothing."""
+        """How ranks shard the tensor: ``tensor``, ``sequence``, both, or nothing."""
         return ", ".join(split.kind for axis in self.axes for split in axis.splits)
 
     def __repr__(self) -> str:
@@ -50,16 +50,15 @@ class Tensor:
 
 
 class Save(NamedTuple):
-    """A tensor that an operation keeps for backward.
+    """A tensor that an operation saves for backward.
 
     Attributes:
         tensor: The tensor.
-        reason: Why it is kept.
-        source: Where that was seen.
+        reason: Why it is saved.
+        source: Where that is documented or implemented.
         small: Whether it is one of the small buffers that the paper's accounting leaves out: a few
-            bytes a token or a row, with no hidden size and no s x s in its shape.
-        for_weights: Whether the gradient of a product's weight needs it, which a zero-bubble
-            schedule makes late.
+            bytes per token or row, with no hidden size and no s x s in its shape.
+        for_weights: Whether a weight gradient needs it, which a zero-bubble schedule computes late.
     """
 
     tensor: Tensor
@@ -74,12 +73,12 @@ class Move(NamedTuple):
 
     Attributes:
         collective: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` or
-            ``send_receive`` (parts that go round from rank to rank).
+            ``send_receive`` (parts that are sent around a ring).
         phase: ``forward`` or ``backward``.
-        bytes: Bytes of the whole tensor, that each rank holds before or after; of an all-to-all,
-            what a rank holds.
+        bytes: Bytes of the whole tensor, which each rank holds before or after; for an all-to-all,
+            the bytes of a rank's tensor.
         degree: How many ranks take part.
-        overlapped_with: The computation that hides it, or nothing.
+        overlapped_with: The computation that overlaps with it, or nothing.
     """
 
     collective: str
@@ -90,13 +89,13 @@ class Move(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A parameter: its axes, with what splits them.
+    """A parameter: its axes, with how they are sharded.
 
     Attributes:
         name: Its name.
         axes: Its axes.
-        shared: Whether it is another operation's, and counted there: backward makes a gradient of
-            it all the same.
+        shared: Whether it belongs to another operation and counts there; backward computes a
+            gradient for it all the same.
     """
 
     name: str
@@ -105,9 +104,9 @@ class Weight(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Bytes that an operation has in hand only while it runs.
+    """Bytes that an operation needs only while it runs.
 
-    They are beside what it reads, makes and keeps, and beside the gradients of these.
+    They are beside its inputs, outputs and saved tensors, and beside the gradients of these.
 
     Attributes:
         forward: In the forward pass.
@@ -119,7 +118,7 @@ class Scratch(NamedTuple):
 
 
 class Region:
-    """A named part of the forward pass: what a recompute policy may select, if it stands alone."""
+    """A named part of the forward pass, which a recompute policy may select if it is ``alone``."""
 
     __slots__ = ("alone", "name")
 
@@ -132,12 +131,12 @@ class Op(NamedTuple):
     """One operation of the forward pass.
 
     Attributes:
-        name: What it is called in its block.
+        name: Its name in its block.
         kind: The function of ``memcalc.graph.ops`` that recorded it.
         inputs: The activations it reads.
-        outputs: The activations it makes.
+        outputs: The activations it computes.
         regions: The regions that it is in, outermost first.
-        saves: What it keeps for backward.
+        saves: What it saves for backward.
         flops: Forward FLOPs of its matrix products, over all ranks, each product counted once; a
             multiply-add is two.
         moves: The collectives it runs.

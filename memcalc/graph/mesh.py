@@ -1,7 +1,7 @@
-"""Axes of tensors, and how a mesh of ranks splits them.
+"""Axes of tensors, and how a mesh of ranks shards them.
 
-A size may be an int, a Fraction or a sympy expression; nothing here asks which, except where an
-int must divide. An axis is written with its degrees always, and a degree of 1 makes them vanish.
+A size may be an int, a Fraction or a sympy expression. Nothing here asks which, except that a size
+must divide an int. All parallel sizes apply to every axis; a size of 1 changes nothing.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ EXPERT = "expert"
 
 
 class Split(NamedTuple):
-    """What splits an axis: a kind of parallelism, its letter, and over how many ranks."""
+    """What shards an axis: a kind of parallelism, its letter, and the number of ranks."""
 
     kind: str
     letter: str
@@ -37,8 +37,8 @@ class Axis(NamedTuple):
         letter: Its letter.
         size: The size over all ranks.
         local: The size on one rank.
-        splits: What splits it, in order.
-        copied: Whether ranks beyond its size get a copy, as key and value heads are.
+        splits: What shards it, in order.
+        copied: Whether ranks beyond its size get a copy, as for key and value heads.
     """
 
     letter: str
@@ -49,16 +49,16 @@ class Axis(NamedTuple):
 
     @classmethod
     def whole(cls, letter: str, size: Size) -> "Axis":
-        """An axis that every rank holds whole."""
+        """An axis that is replicated on every rank."""
         return cls(letter, size, size)
 
     @classmethod
     def heads(cls, letter: str, size: Size) -> "Axis":
-        """Heads of which each rank has at least one, a copy if they are fewer than the ranks."""
+        """Heads of which each rank has at least one: a copy if there are fewer heads than ranks."""
         return cls(letter, size, size, copied=True)
 
     def times(self, factor: int) -> "Axis":
-        """An axis of so many times the size, as a packed output has.
+        """The axis with a multiple of its size, as for a packed output.
 
         >>> Axis.whole("f", 8).times(2).shown
         '2f'
@@ -68,7 +68,7 @@ class Axis(NamedTuple):
         )
 
     def tiles(self, tile: int) -> "Axis":
-        """An axis rounded up to whole tiles, as kernels pad one; itself where it is whole already.
+        """The axis rounded up to whole tiles, as kernels pad it; itself if it is whole already.
 
         >>> Axis.whole("s", 64).tiles(32).shown, Axis.whole("s", 65).tiles(32).local
         ('s', 96)
@@ -81,7 +81,7 @@ class Axis(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The axis in letters, as in ``s/t``, or ``Max(1, k/t)`` where ranks may hold copies."""
+        """The axis in letters, as in ``s/t``, or ``Max(1, k/t)`` if ranks may hold copies."""
         text = "/".join((self.letter, *(split.letter for split in self.splits)))
         if (
             self.copied
@@ -98,9 +98,9 @@ class Mesh:
 
     Attributes:
         t: The tensor-parallel size.
-        sequence_parallel: Whether the tensor-parallel ranks split the sequence between the
+        sequence_parallel: Whether tensor-parallel ranks shard the sequence between the
             tensor-parallel regions.
-        c: The context-parallel size: ranks that split the sequence everywhere.
+        c: The context-parallel size: ranks that shard the sequence everywhere.
         e: The expert-parallel size.
         x: The tensor-parallel size of the experts.
     """
@@ -113,14 +113,14 @@ class Mesh:
 
     @classmethod
     def of(cls, sizes: Mapping[str, Size], sequence_parallel: bool) -> "Mesh":
-        """The mesh of sizes by letter; a letter that is not there is 1."""
+        """The mesh of sizes by letter; a missing letter is 1."""
         degrees = {letter: sizes.get(letter, 1) for letter in "tcex"}
         return cls(sequence_parallel=sequence_parallel, **degrees)
 
     def tensor(self, axis: Axis) -> Axis:
-        """The axis split over the tensor-parallel ranks.
+        """The axis sharded over the tensor-parallel ranks.
 
-        An axis of heads fewer than the ranks is not: each rank then has a copy of one head.
+        With fewer heads than ranks, each rank has a copy of one head instead.
 
         >>> Mesh(t=8).tensor(Axis.whole("a", 64)).local
         8
@@ -131,23 +131,23 @@ class Mesh:
         return _split(axis, Split(TENSOR, "t", self.t))
 
     def context(self, axis: Axis) -> Axis:
-        """The sequence as a context-parallel rank has it."""
+        """The sequence, sharded over context-parallel ranks."""
         return _split(axis, Split(CONTEXT, "c", self.c))
 
     def experts(self, axis: Axis) -> Axis:
-        """The experts that a rank has."""
+        """The experts, sharded over expert-parallel ranks."""
         return _split(axis, Split(EXPERT, "e", self.e))
 
     def expert_tensor(self, axis: Axis) -> Axis:
-        """An axis of an expert, split over the experts' own tensor-parallel ranks."""
+        """An axis of an expert, sharded over the experts' tensor-parallel ranks."""
         return _split(axis, Split(TENSOR, "x", self.x))
 
     def sequence(self, axis: Axis) -> Axis:
-        """The axis as it is outside the tensor-parallel regions."""
+        """The axis outside the tensor-parallel regions."""
         return _split(axis, Split(SEQUENCE, "t", self.t)) if self.sequence_parallel else axis
 
     def gathered(self, axis: Axis) -> Axis:
-        """The axis inside the tensor-parallel regions again: ``sequence`` undone.
+        """The axis inside the tensor-parallel regions: the inverse of ``sequence``.
 
         >>> mesh, s = Mesh(t=8, sequence_parallel=True), Axis.whole("s", 64)
         >>> mesh.gathered(mesh.sequence(s)) == s
@@ -161,7 +161,7 @@ class Mesh:
 
 
 def divide(size: Size, degree: Size, name: str) -> Size:
-    """A size over a degree: exact, and refused where an int is not divisible.
+    """A size over a number of ranks. An int must be divisible.
 
     >>> divide(12, 5, "heads")
     Traceback (most recent call last):
@@ -177,7 +177,7 @@ def divide(size: Size, degree: Size, name: str) -> Size:
 
 
 def elements(axes: tuple[Axis, ...]) -> Size:
-    """How many elements a tensor has over all ranks, each counted once."""
+    """The elements of a tensor over all ranks, each counted once."""
     return prod(axis.size for axis in axes)
 
 

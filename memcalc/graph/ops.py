@@ -1,9 +1,9 @@
-"""The operations: for each its shapes, what it keeps for backward and why, FLOPs and weights.
+"""The operations: the shapes of each, what it saves for backward and why, its FLOPs and weights.
 
-This file is where coefficients live. A layer's 34 is the sum of what the functions below save.
+All coefficients are in this file. A layer's 34 is the sum of what the functions below save.
 
-Convention: FLOPs are those of matrix products only, a multiply-add is two, and a causal mask saves
-none of them. Activations are laid out tokens first: ``(s, b, features...)``.
+Conventions: FLOPs are those of GEMMs only, two per multiply-add, and a causal mask saves none.
+Activations have tokens first: ``(s, b, features...)``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,14 +55,14 @@ DIFFERENTIABLE = "saved for a double backward, whether or not there is one"
 LSE_TILE = 32  # rows of the log-sum-exp of PyTorch's memory-efficient kernel (kAlignLSE)
 BIAS_TILE = 8  # numbers of a row of its bias, which it pads (mem_eff_alignment)
 
-FUSED_ATTENTION = ("flash_attention", "efficient_attention")  # kernels that keep no scores
+FUSED_ATTENTION = ("flash_attention", "efficient_attention")  # kernels that save no scores
 
 COLUMN = "column"
 ROW = "row"
 REPLICATED = "replicated"
 
 
-# --- matrix products ---------------------------------------------------------------------------
+# --- GEMMs -------------------------------------------------------------------------------------
 
 
 def linear(
@@ -75,20 +75,20 @@ def linear(
     shared: bool = False,
     packed: bool = False,
 ) -> list[Tensor]:
-    """x (s, b, in...) -> one tensor (s, b, out...) for each of ``outputs``, by one product.
+    """x (s, b, in...) -> one tensor (s, b, out...) for each of ``outputs``, by one GEMM.
 
     Saves its input: the weight's gradient is x^T dy. A bias saves nothing more.
 
     Args:
         g: The graph.
         name: The name of the operation.
-        x: The input; of a row-split linear, its features are split already.
+        x: The input; the features of a row-parallel linear's input are sharded already.
         outputs: The features of each output, over all ranks.
-        split: ``COLUMN`` (the first axis of the features of each output is split), ``ROW`` (the
+        split: ``COLUMN`` (the first axis of the features of each output is sharded), ``ROW`` (the
             output is a partial sum) or ``REPLICATED``.
         bias: Whether it has a bias.
-        shared: Whether its weight is another operation's, and not counted here.
-        packed: Whether the outputs stay views of one tensor, which is kept where one of them is.
+        shared: Whether its weight belongs to another operation and counts there.
+        packed: Whether the outputs are views of one tensor, which is saved if one of them is.
     """
     tokens, features = x.axes[:2], x.axes[2:]
     made = []
@@ -136,7 +136,7 @@ def matmul(
     over: Axis,
     causal: bool = False,
 ) -> Tensor:
-    """A product of two activations, x and y, summed over the axis ``over``.
+    """A GEMM of two activations, x and y, summed over the axis ``over``.
 
     Saves both: the gradient of each needs the other.
     """
@@ -165,12 +165,12 @@ def flash_attention(
     sinks: bool = False,
     prefix: str = "",
 ) -> Tensor:
-    """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), nothing of s x s kept.
+    """q (s, b, a, d), k (s, b, k, d), v (s, b, k, u) -> (s, b, a, u), saving nothing of s x s.
 
-    Saves q, k, v, the output and the fp32 log-sum-exp of each row, from which backward makes the
-    probabilities again; the state of the random numbers stands in for a dropout mask. FLOPs are
-    those of the two products; causal or not, all s x s of them count. ``sinks`` says whether each
-    head has a learned logit of its own beside them. The names of what is made begin with a prefix.
+    Saves q, k, v, the output and the fp32 log-sum-exp of each row, from which backward recomputes
+    the probabilities. The state of the random number generator replaces a dropout mask. FLOPs are
+    those of the two GEMMs over all s x s scores, causal or not. ``sinks`` says whether each head
+    also has a learned logit. The names of its tensors begin with ``prefix``.
     """
     s, b, heads, _ = q.axes
     lse = Tensor(f"{prefix}log_sum_exp", (b, heads, s), 4)
@@ -191,9 +191,10 @@ def efficient_attention(
 ) -> Tensor:
     """q (s, b, a, d), k and v (s, b, a, u) -> (s, b, a, u): PyTorch's memory-efficient kernel.
 
-    It runs where its flash kernel does not, for it takes a mask or a bias of the scores. Saves what
-    a flash kernel saves, the rows of the log-sum-exp in whole tiles of 32 and 8 bytes each of seed
-    and offset, and the bias (``mask_bias``, ``relative_bias``). The rest is ``flash_attention``'s.
+    It runs where PyTorch's flash kernel does not, since it takes a mask or a bias of the scores.
+    Saves what a flash kernel saves, with the rows of the log-sum-exp padded to tiles of 32 and 8
+    bytes each of seed and offset, and the bias (``mask_bias``, ``relative_bias``). All else is as
+    in ``flash_attention``.
     """
     s, b, heads, _ = q.axes
     lse = Tensor(f"{prefix}log_sum_exp", (b, heads, s.tiles(LSE_TILE)), 4)
@@ -203,7 +204,7 @@ def efficient_attention(
 
 
 def _of_kernel(rng_name: str, lse: Tensor, rng_bytes: int, source: str) -> list[Save]:
-    """What a fused kernel of attention saves beside its inputs and its output."""
+    """What a fused attention kernel saves beside its inputs and its output."""
     reason = "log-sum-exp, fp32: normalises the recomputed scores"
     saves = [Save(lse, reason, source, small=True)]
     if rng_bytes:
@@ -226,7 +227,7 @@ def _attended(
     more: Sequence[Save],
     source: str,
 ) -> Tensor:
-    """The output of a fused kernel of attention, which saves q, k, v, the output and ``more``."""
+    """The output of a fused attention kernel, which saves q, k, v, the output and ``more``."""
     s, b, heads, d = q.axes
     u = v.axes[-1]
     out = Tensor(f"{prefix}context", (s, b, heads, u), g.dtype_bytes)
@@ -252,17 +253,17 @@ def _attended(
 
 
 def tokens_first(g: Graph, name: str, x: Tensor) -> Tensor:
-    """(s, b, a, u) as it is, copied: a kernel of batches first gives it in another order.
+    """A copy of (s, b, a, u), since a kernel with batches first returns it in another order.
 
-    Saves nothing itself; what saves its output keeps a second copy beside the kernel's own. Of one
-    sequence the two orders are one, and the copy is a view.
+    Saves nothing itself. An operation that saves this output keeps a second copy beside the
+    kernel's own. With one sequence per micro-batch both orders are the same and the copy is a view.
     """
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     g.record(name, "tokens_first", (x,), (out,))
     return out
 
 
-# --- the unfused attention's pieces ------------------------------------------------------------
+# --- unfused attention -------------------------------------------------------------------------
 
 
 def rotary(g: Graph, name: str, x: Tensor) -> Tensor:
@@ -276,7 +277,7 @@ def rotary(g: Graph, name: str, x: Tensor) -> Tensor:
 def concatenate(
     g: Graph, name: str, output: str, parts: Sequence[Tensor], axes: tuple[Axis, ...]
 ) -> Tensor:
-    """Parts beside one another along their last axis, copied. Saves nothing."""
+    """Parts concatenated along their last axis by a copy. Saves nothing."""
     out = Tensor(output, axes, parts[0].dtype_bytes)
     g.record(name, "concatenate", tuple(parts), (out,))
     return out
@@ -291,24 +292,24 @@ def repeat_heads(g: Graph, name: str, x: Tensor, heads: Axis) -> Tensor:
 
 
 def scale(g: Graph, name: str, x: Tensor) -> Tensor:
-    """A product with a constant. Saves nothing."""
+    """A multiplication by a constant. Saves nothing."""
     return _elementwise(g, name, "scale", x)
 
 
 def mask(g: Graph, name: str, x: Tensor) -> Tensor:
-    """Scores that may not be attended to become -inf.
+    """Masked scores become -inf.
 
-    Saves nothing of its own: a mask that is materialised is one for the whole model.
+    Saves nothing: if a mask is materialised, the whole model shares it.
     """
     return _elementwise(g, name, "mask", x)
 
 
 def mask_bias(g: Graph, name: str, axes: tuple[Axis, ...]) -> list[Save]:
-    """A layer's copy of a mask or a bias of the scores, as a fused kernel adds it to them.
+    """A layer's copy of a mask or bias that a fused kernel adds to the scores.
 
-    Saves nothing itself; the kernel saves what is returned. A mask of a byte a pair of tokens, the
-    model's own, is converted to the activations' type by each call of the kernel, for each sequence
-    and once for all heads.
+    Saves nothing itself; the kernel saves what is returned. The model's mask has one byte per token
+    pair. Each call of the kernel converts it to the dtype of the activations, for each sequence and
+    once for all heads.
     """
     bias = Tensor(name, axes, g.dtype_bytes)
     g.record(name, "mask_bias", (), (bias,))
@@ -320,9 +321,9 @@ def relative_bias(
 ) -> list[Save]:
     """q (s, b, a, d) -> a layer's copy of a bias (a, s, s) of its scores, for a fused kernel.
 
-    Saves nothing itself; the kernel saves what is returned: the copy, whose rows are padded, and
-    where a causal mask chooses it from the bias and -inf the choice, a byte a pair of tokens. The
-    table is the stack's.
+    Saves nothing itself. The kernel saves what is returned: the copy, whose rows are padded, and
+    with a causal mask the choice between bias and -inf, one byte per token pair. The table belongs
+    to the whole stack.
     """
     s, _, heads, _ = q.axes
     bias = Tensor(name, (heads, s, padded), g.dtype_bytes)
@@ -336,9 +337,9 @@ def relative_bias(
 
 
 def sink(g: Graph, name: str, x: Tensor) -> Tensor:
-    """Scores (b, a, s, s) -> (b, a, s, s+1): each head's own logit beside them.
+    """Scores (b, a, s, s) -> (b, a, s, s+1): each head's learned logit is appended.
 
-    Saves of each row which is the largest (int64), that it is less by, so as not to overflow.
+    Saves the index of each row's maximum (int64), which is subtracted against overflow.
     """
     *rows, keys = x.axes
     one_more = keys._replace(letter=f"({keys.letter}+1)", size=keys.size + 1, local=keys.local + 1)
@@ -359,7 +360,7 @@ def without_sink(g: Graph, name: str, x: Tensor, keys: Axis) -> Tensor:
 
 
 def softmax(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
-    """Softmax over the last axis. Saves its output, of which its gradient is a function."""
+    """Softmax over the last axis. Saves its output, from which its gradient is computed."""
     out = Tensor(f"{name}_output", x.axes, dtype_bytes)
     save = Save(out, "output: its gradient is computed from it", KORTHIKANTI)
     g.record(name, "softmax", (x,), (out,), saves=(save,))
@@ -367,9 +368,9 @@ def softmax(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
 
 
 def fill_padding(g: Graph, name: str, x: Tensor) -> Tensor:
-    """Probabilities (b, a, s, s) -> the same, with zeros where a token or its key is padded.
+    """Probabilities (b, a, s, s) -> the same, with zeros where a token or its key is padding.
 
-    Saves the mask that it makes, a byte for each pair of a sequence's tokens.
+    Saves the mask that it makes, one byte per token pair of a sequence.
     """
     batch, _, rows, keys = x.axes
     padded = Tensor(f"{name}_mask", (batch, rows, keys), 1)
@@ -380,7 +381,7 @@ def fill_padding(g: Graph, name: str, x: Tensor) -> Tensor:
 
 
 def cast(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
-    """Another type of number; the same tensor where the type is the same. Saves nothing."""
+    """A copy in another dtype, or the same tensor if the dtype is the same. Saves nothing."""
     if x.dtype_bytes == dtype_bytes:
         return x
     out = Tensor(name, x.axes, dtype_bytes)
@@ -392,7 +393,7 @@ def cast(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
 
 
 def dropout(g: Graph, name: str, x: Tensor, probability: float) -> Tensor:
-    """Dropout; without a probability it is not there. Saves its mask, a byte an element."""
+    """Dropout, if its probability is not 0. Saves its mask, one byte per element."""
     if not probability:
         return x
     drop_mask = Tensor(f"{name}_mask", x.axes, 1)
@@ -403,7 +404,7 @@ def dropout(g: Graph, name: str, x: Tensor, probability: float) -> Tensor:
 
 
 def tanh(g: Graph, name: str, x: Tensor) -> Tensor:
-    """A soft cap, by a tanh of the scaled input. Saves the tanh, which its gradient is made of."""
+    """A soft cap: tanh of the scaled input. Saves the tanh, from which its gradient is computed."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     save = Save(out, "output of tanh: its gradient is computed from it", TORCH_CHAIN)
     g.record(name, "tanh", (x,), (out,), saves=(save,))
@@ -418,7 +419,7 @@ def add(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def weigh(g: Graph, name: str, x: Tensor, weights: Tensor) -> Tensor:
-    """Each routed token's (routed tokens, f) times its weight. Saves both factors."""
+    """Routed tokens (routed tokens, f), each times its weight. Saves both factors."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     reason = "factor: needed for the other factor's gradient"
     saves = (
@@ -430,7 +431,7 @@ def weigh(g: Graph, name: str, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def multiply(g: Graph, name: str, x: Tensor, y: Tensor) -> Tensor:
-    """A product, element by element. Saves both factors."""
+    """An element-wise product. Saves both factors."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     reason = "factor: needed for the other factor's gradient"
     saves = (Save(x, reason, TORCH_CHAIN), Save(y, reason, TORCH_CHAIN))
@@ -449,7 +450,7 @@ def silu(g: Graph, name: str, x: Tensor) -> Tensor:
 
 
 def relu(g: Graph, name: str, x: Tensor) -> Tensor:
-    """ReLU. Saves its output, whose sign is all that its gradient needs."""
+    """ReLU. Saves its output, since the gradient needs only its sign."""
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
     save = Save(out, "output: the gradient needs its sign", TORCH_CHAIN)
     g.record(name, "relu", (x,), (out,), saves=(save,))
@@ -483,7 +484,7 @@ def gelu_chain(g: Graph, name: str, x: Tensor) -> Tensor:
 def gelu_fast_chain(g: Graph, name: str, x: Tensor) -> Tensor:
     """GeLU's tanh form as 0.5x * (1 + tanh(cx * (1 + c'x * x))), operation by operation.
 
-    Saves both factors of its three products, of which one is x, and the tanh.
+    Saves both factors of its three products, x among them, and the tanh.
     """
     cubic, scaled, rest, inner, half, factor = (
         Tensor(f"{name}_{part}", x.axes, x.dtype_bytes)
@@ -501,7 +502,7 @@ def clamped_swiglu(g: Graph, name: str, gate: Tensor, up: Tensor) -> Tensor:
     """(up + 1) * gate * sigmoid(c gate) of a clamped gate and up (..., f), operation by operation.
 
     Saves gate and up for their clamps, and both factors of its two products: the clamped gate and
-    its sigmoid, and of up and gate what comes of them.
+    its sigmoid, then the gated product and up + 1.
     """
     clamped, sigmoid, gated, raised = (
         Tensor(f"{name}_{part}", gate.axes, gate.dtype_bytes)
@@ -529,7 +530,7 @@ def halves(g: Graph, name: str, packed: Tensor, axis: Axis) -> tuple[Tensor, Ten
 def gated_activation(g: Graph, name: str, packed: Tensor, axis: Axis) -> Tensor:
     """(..., 2f) -> (..., f): act(gate) * up in one kernel. Saves its packed input.
 
-    ``axis`` is the output's features, f, as one rank holds them.
+    ``axis`` is the output features f on one rank.
     """
     out = Tensor(f"{name}_output", (*packed.axes[:-1], axis), packed.dtype_bytes)
     save = Save(packed, "packed gate and up: needed for both gradients", MEGATRON_GATE)
@@ -543,7 +544,7 @@ def gated_activation(g: Graph, name: str, packed: Tensor, axis: Axis) -> Tensor:
 def layer_norm(
     g: Graph, name: str, x: Tensor, statistic_bytes: int = 4, bias: bool = True
 ) -> Tensor:
-    """LayerNorm. Saves its input, and the mean and reciprocal deviation of each row, in fp32."""
+    """LayerNorm. Saves its input, and each row's mean and reciprocal standard deviation in fp32."""
     mean = Tensor(f"{name}_mean", x.axes[:-1], statistic_bytes)
     rstd = Tensor(f"{name}_rstd", x.axes[:-1], statistic_bytes)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
@@ -568,8 +569,8 @@ def layer_norm(
 def layer_norm_chain(g: Graph, name: str, x: Tensor, bias: bool = True) -> Tensor:
     """LayerNorm operation by operation, in fp32, as Hugging Face's Command-R does it.
 
-    Saves the centred input twice (for its variance, and as a factor), the reciprocal deviation of
-    each row, the normalised input, and a copy in fp32 of the weight that scales it.
+    Saves the centred input twice (for the variance, and as a factor), each row's reciprocal
+    standard deviation, the normalised input, and an fp32 copy of the weight that scales it.
     """
     deviation, centred, normal = (
         Tensor(f"{name}_{part}_fp32", x.axes, 4) for part in ("deviation", "centred", "normalised")
@@ -615,8 +616,8 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tens
     """RMSNorm operation by operation, in fp32, as Hugging Face's Llama does it.
 
     Saves the input in fp32, the reciprocal norm, and the normalised input that the weight scales:
-    cast to the activations' type before, or in fp32, and then as Gemma has it by 1 + weight, which
-    is kept. ``scaled`` is a word of ``memcalc.config.model.NORM_SCALES``.
+    either cast to the dtype of the activations, or in fp32. Gemma scales by 1 + weight, which is
+    saved too. ``scaled`` is a word of ``memcalc.config.model.NORM_SCALES``.
     """
     wide = cast(g, f"{name}_fp32", x, 4)
     rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
@@ -651,26 +652,26 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tens
 
 
 def rms_norm_chain_of_both(g: Graph, name: str, x: Tensor) -> Tensor:
-    """RMSNorm operation by operation, as T5 has it: squares in fp32, a product with x as it is.
+    """RMSNorm operation by operation as in T5: squares in fp32, a product with x in its own dtype.
 
-    Saves, beside what ``rms_norm_chain`` does, the input in its own type.
+    Saves the input in its own dtype, beside what ``rms_norm_chain`` saves.
     """
     reason = "factor: needed for the gradient of the reciprocal norm"
     g.record(f"{name}_product", "rms_norm_chain", (x,), (), saves=(Save(x, reason, HF_T5),))
     return rms_norm_chain(g, name, x)
 
 
-# --- the ends ----------------------------------------------------------------------------------
+# --- embedding and head ------------------------------------------------------------------------
 
 
 def embedding(
     g: Graph, name: str, tokens: Tensor, vocabulary: Axis, hidden: Axis, shared: bool = False
 ) -> Tensor:
-    """Tokens (s, b) -> (s, b, h): rows of a table, whose rows are split over the ranks.
+    """Tokens (s, b) -> (s, b, h): rows of a table, which is sharded by rows over the ranks.
 
-    Saves its indices; where the table is split, those shifted to a rank's own rows, and a byte a
-    token that says which are another rank's. The output is then a partial sum. ``shared`` says
-    whether the table is another operation's, and not counted here.
+    Saves its indices. If the table is sharded, these are shifted to a rank's own rows, one byte per
+    token marks those of other ranks, and the output is a partial sum. ``shared`` says whether the
+    table belongs to another operation and counts there.
     """
     s, b = tokens.axes
     out = Tensor(f"{name}_output", (s, b, hidden), g.dtype_bytes)
@@ -694,7 +695,7 @@ def embedding(
 
 
 def position_embedding(g: Graph, name: str, x: Tensor, positions: Axis) -> Tensor:
-    """x (s, b, h) -> (s, b, h): a learned row added for each position.
+    """x (s, b, h) -> (s, b, h): a learned row is added for each position.
 
     Saves only its indices, which the whole model shares.
     """
@@ -718,13 +719,13 @@ def relative_table(g: Graph, name: str, buckets: Axis, heads: Axis, s: Axis) -> 
 
 
 def share(g: Graph, name: str, x: Tensor) -> None:
-    """What every layer of another stack reads. Saves it, once for all of them."""
+    """What every layer of another stack reads. Saves it once for all of them."""
     reason = "every decoder layer computes keys and values from it"
     g.record(name, "share", (x,), (), saves=(Save(x, reason, KORTHIKANTI),))
 
 
 def patch_embedding(g: Graph, name: str, patches: Tensor, tokens: Axis, hidden: Axis) -> Tensor:
-    """Patches of an image (s-1, b, pixels) -> (s, b, h), by a linear, a class token before them.
+    """Patches of an image (s-1, b, pixels) -> (s, b, h), by a linear, after a class token.
 
     Saves the patches, that is the image. Every rank embeds its own tokens with the whole weight.
     """
@@ -744,7 +745,7 @@ def patch_embedding(g: Graph, name: str, patches: Tensor, tokens: Axis, hidden: 
 def pooler(g: Graph, name: str, x: Tensor) -> Tensor:
     """x (s, b, h) -> (1, b, h) of the first token: a linear and a tanh.
 
-    Saves x, of which the first token is a view, and the tanh, which its gradient is made of.
+    Saves x, of which the first token is a view, and the tanh, from which its gradient is computed.
     """
     _, b, hidden = x.axes
     out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, hidden), g.dtype_bytes)
@@ -759,7 +760,7 @@ def pooler(g: Graph, name: str, x: Tensor) -> Tensor:
 
 
 def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
-    """x (s, b, h) -> logits (1, b, classes) by the first token. Saves x, for that is a view."""
+    """x (s, b, h) -> logits (1, b, classes) of the first token, a view of x. Saves x."""
     _, b, hidden = x.axes
     out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, classes), g.dtype_bytes)
     weights = (Weight(f"{name}.weight", (classes, hidden)), Weight(f"{name}.bias", (classes,)))
@@ -770,16 +771,16 @@ def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
 
 
 def cross_entropy(g: Graph, name: str, logits: Tensor, kind: str = "unfused") -> Tensor:
-    """Logits (s, b, v) -> losses (s, b), over a vocabulary that is split over the ranks.
+    """Logits (s, b, v) -> losses (s, b), over a vocabulary that is sharded over the ranks.
 
-    Saves of each token its target among a rank's own rows (int64), and by its kind
+    Saves each token's target among a rank's own rows (int64), and, depending on its kind:
 
-    - ``unfused``: the fp32 softmax, made in place of an fp32 copy of the logits, which are alive
-      beside it, and whether the target is another rank's (a byte); backward writes the gradient
-      over it and casts that;
-    - ``native``: the same, where the compiled exponential is not in place of the copy;
-    - ``te``: the logits themselves, which backward writes their gradient over, and of each token
-      the maximum, the sum and the target's logit (fp32).
+    - ``unfused``: the fp32 softmax, computed in place on an fp32 copy of the logits while these are
+      alive, and whether the target belongs to another rank (one byte). Backward overwrites the
+      softmax with the gradient and casts it.
+    - ``native``: the same, but the compiled exponential is not in place.
+    - ``te``: the logits, which backward overwrites with their gradient, and each token's maximum,
+      sum and target logit (fp32).
     """
     out = Tensor(f"{name}_output", logits.axes[:2], 4)
     target = Tensor(f"{name}_target", logits.axes[:2], 8)
@@ -810,11 +811,11 @@ def cross_entropy(g: Graph, name: str, logits: Tensor, kind: str = "unfused") ->
 def linear_cross_entropy(
     g: Graph, name: str, x: Tensor, vocabulary: Axis, bias: bool, shared: bool
 ) -> Tensor:
-    """x (s, b, h) -> losses (s, b): logits and loss in one kernel, some tokens at a time.
+    """x (s, b, h) -> losses (s, b): logits and loss in one kernel, in chunks of tokens.
 
-    The logits of one chunk are alive at once, of as many tokens as a hidden state of all takes,
-    rounded up to a power of 2. Saves the gradients of x and of the weight, which the forward pass
-    makes.
+    Only the logits of one chunk are alive. A chunk has as many tokens as its logits take the memory
+    of all hidden states, rounded up to a power of 2. Saves the gradients of x and of the weight,
+    which the forward pass computes.
     """
     s, b, hidden = x.axes
     tokens = s.local * b.local
@@ -844,7 +845,7 @@ def linear_cross_entropy(
 
 
 def _chunk_tokens(tokens: Size, vocabulary: Size, hidden: Size) -> Size:
-    """Tokens of a chunk: the next power of 2 of tokens over (v / h, rounded up)."""
+    """Tokens of a chunk: tokens / ceil(v / h), rounded up to a power of 2."""
     if not all(type(size) is int for size in (tokens, vocabulary, hidden)):
         return tokens * hidden / vocabulary
     share = -(-tokens // -(-vocabulary // hidden))
@@ -855,14 +856,14 @@ def _chunk_tokens(tokens: Size, vocabulary: Size, hidden: Size) -> Size:
 
 
 def time_step(g: Graph, name: str, x: Tensor) -> Tensor:
-    """x (s, b, ...) -> (b, ...): what one step reads, a view of the whole. Saves nothing."""
+    """x (s, b, ...) -> (b, ...): what one step reads, a view of x. Saves nothing."""
     out = Tensor(name, x.axes[1:], x.dtype_bytes, kept_as=x)
     g.record(name, "time_step", (x,), (out,))
     return out
 
 
 def gates(g: Graph, name: str, x: Tensor, width: Axis, shared: bool) -> Tensor:
-    """x (b, in) -> (b, gates of h): a product with a weight and a bias, for all of a cell's gates.
+    """x (b, in) -> (b, gates of h): a GEMM with a weight and a bias, for all gates of a cell.
 
     Saves its input: the weight's gradient is x^T dy. ``shared`` says whether the weight is that of
     an earlier step, and not counted here.
@@ -980,9 +981,9 @@ def _lstm_made(name: str, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def enter_tensor_parallel(g: Graph, name: str, x: Tensor, keeps_gathered: bool) -> Tensor:
-    """x (s, b, h) on its way into a tensor-parallel region: g under sequence parallelism, else f.
+    """x (s, b, h) entering a tensor-parallel region: g under sequence parallelism, else f.
 
-    ``keeps_gathered`` says whether backward finds g's output kept, or gathers it again.
+    ``keeps_gathered`` says whether g's output is saved, or gathered again in backward.
     """
     if g.mesh.t == 1:
         return x
@@ -992,7 +993,7 @@ def enter_tensor_parallel(g: Graph, name: str, x: Tensor, keeps_gathered: bool) 
 
 
 def leave_tensor_parallel(g: Graph, name: str, x: Tensor) -> Tensor:
-    """Partial sums x (s, b, h) on their way out: g-bar under sequence parallelism, else f-bar."""
+    """Partial sums x (s, b, h) leaving it: g-bar under sequence parallelism, else f-bar."""
     if g.mesh.t == 1:
         return x
     return reduce_scatter(g, name, x) if g.mesh.sequence_parallel else all_reduce(g, name, x)
@@ -1001,7 +1002,7 @@ def leave_tensor_parallel(g: Graph, name: str, x: Tensor) -> Tensor:
 def copy(g: Graph, name: str, x: Tensor) -> Tensor:
     """f: nothing forward, an all-reduce of the gradient backward. Saves nothing.
 
-    Megatron-LM overlaps it with the product for the weight's gradient.
+    Megatron-LM overlaps it with the weight gradient's GEMM.
     """
     g.record(
         name,
@@ -1024,9 +1025,9 @@ def all_reduce(g: Graph, name: str, x: Tensor) -> Tensor:
 def gather_features(g: Graph, name: str, x: Tensor, axes: tuple[Axis, ...]) -> Tensor:
     """x (s, b, h/t) -> (s, b, h), or a part of the tokens; backward slices. Saves nothing.
 
-    Under sequence parallelism the part is a view of the whole, which is kept where the part is
-    (Megatron-core, mappings.py: ``_split_along_first_dim``), and backward gathers the gradients of
-    all tokens before it.
+    Under sequence parallelism the part is a view of the whole, which is saved if the part is
+    (Megatron-core, mappings.py: ``_split_along_first_dim``). Backward first gathers the gradients
+    of all tokens.
     """
     if g.mesh.t == 1:
         return x
@@ -1043,9 +1044,10 @@ def gather_features(g: Graph, name: str, x: Tensor, axes: tuple[Axis, ...]) -> T
 def all_gather(g: Graph, name: str, x: Tensor, keeps_gathered: bool) -> Tensor:
     """g: x (s/t, b, h) -> (s, b, h); backward reduce-scatters the gradient.
 
-    Saves nothing itself. What saves its output keeps the shard x instead, and backward gathers
-    that again while the data gradient is computed, unless ``keeps_gathered``. The reduce-scatter is
-    overlapped with the product for the weight's gradient (Megatron-LM, tensor_parallel/layers.py).
+    Saves nothing itself. Unless ``keeps_gathered``, an operation that saves its output keeps the
+    shard x instead, and backward gathers it again while the data gradient is computed. The
+    reduce-scatter overlaps with the weight gradient's GEMM (Megatron-LM,
+    tensor_parallel/layers.py).
     """
     axes = tuple(g.mesh.gathered(axis) for axis in x.axes)
     out = Tensor(f"{x.name}_gathered", axes, x.dtype_bytes, None if keeps_gathered else x)
@@ -1075,10 +1077,10 @@ def reduce_scatter(g: Graph, name: str, x: Tensor) -> Tensor:
 
 
 def share_context(g: Graph, name: str, k: Tensor, v: Tensor, kind: str) -> None:
-    """What each rank's keys and values (s/c, b, k, d) cost to be seen by all. Saves nothing.
+    """The exchange of keys and values (s/c, b, k, d) between ranks. Saves nothing.
 
-    ``ring``: they go round, and so do their gradients; ``all_gather``: they are gathered, and their
-    gradients reduce-scattered. Megatron-core keeps the rank's own part alone either way.
+    ``ring``: they and their gradients are sent around the ring. ``all_gather``: they are gathered,
+    and their gradients reduce-scattered. Either way Megatron-core keeps only the rank's own part.
     """
     if g.mesh.c == 1:
         return
@@ -1095,7 +1097,7 @@ def share_context(g: Graph, name: str, k: Tensor, v: Tensor, kind: str) -> None:
 
 
 def gather_context(g: Graph, name: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v (s/c, b, k, d) -> (s, b, k, d), for scores that are written out. Saves nothing."""
+    """k and v (s/c, b, k, d) -> (s, b, k, d), for scores in memory. Saves nothing."""
     if g.mesh.c == 1:
         return k, v
     whole = []
@@ -1114,9 +1116,9 @@ def gather_context(g: Graph, name: str, k: Tensor, v: Tensor) -> tuple[Tensor, T
 
 
 def exchange_heads(g: Graph, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Ulysses: heads for tokens, (s/c, b, a, d) to (s, b, a/c, d), as many bytes. Saves nothing.
+    """Ulysses: heads for tokens, (s/c, b, a, d) to (s, b, a/c, d), in as many bytes. Saves nothing.
 
-    What comes is another tensor than what goes, and both may be kept.
+    The result is a new tensor, and both may be saved.
     """
     if g.mesh.c == 1:
         return list(tensors)
@@ -1142,19 +1144,19 @@ def router(
 ) -> Tensor:
     """x (s, b, h) -> the weights (s, b, r) of each token's experts.
 
-    A product with the router's weight, a softmax or sigmoid, and the largest of it. Saves its
-    input, the fp32 scores (or those of a token's experts alone), and of each token's experts the
-    index (int64); in fp32, a copy of its input; where weights are divided by their sum, both of
-    these.
+    A GEMM with the router's weight, a softmax or sigmoid, and a top-k. Saves its input, the fp32
+    scores (or only those of a token's experts), and the index of each token's experts (int64). A
+    router in fp32 saves an fp32 copy of its input. If weights are divided by their sum, both are
+    saved.
 
     Args:
         g: The graph.
         name: The name of the operation.
         x: The input.
         experts: The experts.
-        chosen: Those of one token.
+        chosen: The experts of one token.
         dtype: What is in fp32, a word of ``memcalc.config.model.ROUTER_DTYPES``.
-        bias: Whether the product has a bias.
+        bias: Whether the GEMM has a bias.
         norm: Whether the weights are divided by their sum.
     """
     tokens = x.axes[:-1]
@@ -1203,11 +1205,11 @@ def dispatch(
 ) -> Tensor:
     """x (s, b, h) -> (routed tokens, h): a copy for each of a token's experts, on their ranks.
 
-    The copies are put in the order of their experts, go to their ranks by an all-to-all and a
-    gather over their tensor-parallel ranks, and where ``chunks`` says so what each rank sent is put
-    in order once more. Saves the place of each copy: where it is sorted by expert, the order, its
-    inverse and the token of each (int64), and where each expert's begin (int32), with a bias also
-    the expert of each (int64), for its own; other implementations' are not counted.
+    The copies are sorted by expert and sent to the experts' ranks by an all-to-all, then gathered
+    over their tensor-parallel ranks. With ``chunks`` the received parts are sorted once more. With
+    ``sorts`` it saves the order, its inverse and the token of each copy (int64), the start of each
+    expert's tokens (int32), and with a bias the expert of each copy (int64). Indices of other
+    implementations are not counted.
     """
     *before, out = [x, *_steps(g, name, x, routed, chosen, experts, chunks)]
     places = [Tensor(f"{name}_{what}", (routed,), 8) for what in ("order", "inverse", "token")]
@@ -1233,10 +1235,10 @@ def grouped_linear(
     bias: bool,
     batched: bool = False,
 ) -> Tensor:
-    """x (routed tokens, in) -> (routed tokens, out): each token by its own expert's weight.
+    """x (routed tokens, in) -> (routed tokens, out): each token times its expert's weight.
 
-    Saves its input, as every linear; ``batched``, one product a token, a copy of the weight of each
-    token's expert too.
+    Saves its input, as every linear. ``batched``, with one GEMM per token, it also saves a copy of
+    the weight of each token's expert.
     """
     routed, inner = x.axes
     local = g.mesh.expert_tensor(features) if split == COLUMN else features
@@ -1275,10 +1277,10 @@ def combine(
     chunks: bool,
     keeps: bool,
 ) -> Tensor:
-    """(routed tokens, h) -> x's (s, b, h): each token's copies summed, back on the token's rank.
+    """(routed tokens, h) -> x's (s, b, h): each token's copies are summed on the token's rank.
 
-    They go back the way that ``dispatch`` sent them. Saves, where the copies are weighed here, both
-    factors; where the weights are applied before the experts' second product, nothing.
+    They return the way that ``dispatch`` sent them. Saves both factors if the copies are weighted
+    here, and nothing if weights are applied before the experts' second GEMM.
     """
     out = Tensor(f"{name}_output", x.axes, y.dtype_bytes)
     reason = "factor: needed for the other factor's gradient"
@@ -1296,7 +1298,7 @@ def combine(
 def _steps(
     g: Graph, name: str, x: Tensor, routed: Axis, chosen: Axis, experts: Axis, chunks: bool
 ) -> list[Tensor]:
-    """The copies of tokens, step by step on their way to the experts."""
+    """The copies of tokens at each step between a layer and its experts."""
     *tokens, features = x.axes
     whole = type(routed.local) is int and type(g.mesh.x) is int
     received = -(-routed.local // g.mesh.x) if whole else routed.local / g.mesh.x
@@ -1315,7 +1317,7 @@ def _steps(
 
 
 def _exchanged(g: Graph, routed: Tensor, ways: tuple[str, str]) -> list[Move]:
-    """The collectives of routed tokens on their way to the experts, or back."""
+    """The collectives that send routed tokens to the experts, or back."""
     moves = []
     own = divide(routed.bytes, g.mesh.x, "routed bytes")
     for phase, way in zip(("forward", "backward"), ways, strict=True):
@@ -1330,9 +1332,9 @@ def _exchanged(g: Graph, routed: Tensor, ways: tuple[str, str]) -> list[Move]:
 
 
 def _quantised(g: Graph, x: Tensor) -> Tensor:
-    """A linear's input as it is kept: itself, or a copy of fewer bits.
+    """A linear's input as it is saved: itself, or an fp8 copy.
 
-    Transformer Engine's linears keep one copy in fp8 where they multiply in it (module/linear.py,
+    Transformer Engine's linears save one copy in fp8 if their GEMMs are in fp8 (module/linear.py,
     layernorm_linear.py: save_for_backward of the quantised input).
     """
     if g.linear_bytes in (None, x.dtype_bytes):

@@ -60,7 +60,7 @@ def test_grouped_queries_and_a_gated_mlp():
 
 def test_a_utilisation_needs_as_many_ranks_as_the_experts():
     settings = {"seq_length": 4096, "tp": 4, "sp": True, "ep": 8, "etp": 1, "gpu": "h100"}
-    with pytest.raises(UsageError, match="does not divide 4 ranks of a stage"):
+    with pytest.raises(UsageError, match="must divide the 4 ranks of a stage"):
         memcalc.flops(load("mixtral-8x7b", **settings), iteration_time=1.0)
     for more in ({"dp": 2}, {}):
         gpus = None if more else 8
