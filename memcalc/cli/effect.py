@@ -10,14 +10,16 @@ from memcalc.config.config import configure
 from memcalc.errors import MemcalcError
 from memcalc.report import Report
 
+SIZES = ("dp", "global_batch_size")  # often without effect on memory, as the title shows
 MOST_CHUNKS = 256  # model chunks of a pipeline whose question is asked again; more take seconds
 
 
 def answered(target: str, settings: Mapping[str, Any], ask: Callable[[Config], Report]) -> Report:
     """The answer for MODEL and the options, with a warning for each option without effect.
 
-    An option has no effect where the rows and the answer are the same without it. One that states
-    what holds anyhow, as a default, is not named; nor is one that a warning names already.
+    An option has no effect if the rows and the answer are the same without it. One that states what
+    holds anyway, as a default, is not named; nor is one that a warning names already, nor a size of
+    the run that the title states.
 
     Args:
         target: MODEL.
@@ -39,6 +41,8 @@ def answered(target: str, settings: Mapping[str, Any], ask: Callable[[Config], R
                 return False
             again = ask(without)
         except MemcalcError:  # the others need it
+            return False
+        if name in SIZES and again.title != report.title:
             return False
         return (again.rows, again.answer) == (report.rows, report.answer)
 
