@@ -112,10 +112,13 @@ def test_every_operation_says_what_it_saves():
             assert name.startswith("_") or re.search(r"[Ss]aves", function.__doc__), name
 
 
-OPTIONS = {
-    name: {word for option in resolve(where).params for word in option.opts + option.secondary_opts}
-    for name, (where, _) in COMMANDS.items()
-}
+def words(command):
+    """The options of a command, and those of its own commands."""
+    own = {word for option in command.params for word in option.opts + option.secondary_opts}
+    return own.union(*map(words, getattr(command, "commands", {}).values()))
+
+
+OPTIONS = {name: words(resolve(where)) for name, (where, _) in COMMANDS.items()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

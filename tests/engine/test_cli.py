@@ -582,11 +582,11 @@ def test_no_value_of_an_option_is_more_than_a_line(capsys, tmp_path, monkeypatch
 
 
 def test_a_fault_of_our_own_is_one_line_and_a_traceback_for_those_who_ask(memcalc, monkeypatch):
-    monkeypatch.setattr("memcalc.cli.memory.configure", lambda *_: 1 / 0)
+    monkeypatch.setattr("memcalc.cli.models.show", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        memcalc("memory 22b")
+        memcalc("models")
     monkeypatch.delenv("MEMCALC_DEBUG")
-    outcome = memcalc("memory 22b")
+    outcome = memcalc("models")
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == (
         "memcalc: a fault of memcalc, please report it (MEMCALC_DEBUG=1 shows where): "
