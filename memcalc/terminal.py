@@ -13,7 +13,7 @@ LONGEST_WORD = 200  # a path, a number or a name within it
 
 
 def width() -> int:
-    """The columns of the terminal, or of the environment's COLUMNS; 80 if nobody says.
+    """The columns of the terminal, or of the environment's COLUMNS; 80 if neither says.
 
     >>> 1 <= width() <= WIDEST
     True

@@ -353,7 +353,7 @@ def shard_ranks(config: Config, expert: bool) -> int:
     ranks = parallel.expert_replicas if expert else parallel.replicas
     if parallel.replicas == 1:
         return ranks
-    copies_ = "copies of the shards", parallel.shard_copies
+    copies_ = "--shard-copies", parallel.shard_copies
     fields.divides(copies_, ("ranks that hold the same experts", ranks))
     return ranks // parallel.shard_copies
 

@@ -23,7 +23,7 @@ class Config:
         model: The model.
         parallel: How it is spread over ranks.
         run: How it is trained.
-        assumed: What nobody said and memcalc assumed.
+        assumed: What was not given and memcalc assumed.
         unmodelled: What the input says and memcalc does not model, or not in the answer asked for.
 
     Raises:
@@ -62,11 +62,13 @@ class Config:
         if chunks > 1 and model.encoder_layers is not None:
             raise ConfigError(
                 f"{model.name} is an encoder-decoder, whose pipeline stages are not modelled: "
-                f"pipeline parallel must be 1, not {self.parallel.pp}"
+                f"--pp must be 1, not {self.parallel.pp}"
             )
         counted = self.parallel.embedding_as_layer + self.parallel.loss_as_layer
         if self.parallel.layout is None and chunks > model.layers + counted:
-            raise ConfigError(f"{chunks} pipeline chunks are more than layers {model.layers}")
+            raise ConfigError(
+                f"{chunks} model chunks (--pp x --vpp) are more than {model.layers} layers"
+            )
         self.parallel.spread(model.layers + (model.encoder_layers or 0), model.mtp_layers)
         if self.run.global_batch_size is not None:
             at_once = self.run.micro_batch_size * self.parallel.dp
@@ -95,7 +97,7 @@ class Config:
             )
 
     def _experts_divide(self) -> None:
-        """Refuse degrees that do not divide the experts, or that have none to divide."""
+        """Refuse expert parallelism that does not divide the experts, or without experts."""
         model, parallel = self.model, self.parallel
         if model.experts is None:
             if parallel.ep > 1 or parallel.etp is not None:
@@ -126,8 +128,8 @@ class Config:
             )
         if self.run.precision == "fp8":
             lines.append(
-                "fp8: linears are counted to keep their inputs in 8 bits, once, as Transformer "
-                "Engine's sources say; never measured"
+                "fp8: linears are counted as keeping their inputs once, in 8 bits, as in "
+                "Transformer Engine's sources; not measured"
             )
         windowed = self.masked_layers == "windowed" and 0 not in (self.model.window_layers or ())
         flash = kernels.attention == "flash" and self.masked_layers != "all" and not windowed
@@ -177,7 +179,7 @@ class Config:
         more = run.activation_bytes * run.seq_length * run.micro_batch_size * width
         return [
             "not counted: Megatron-core's value is a view of the packed query, key and value, and "
-            f"keeps the other two beside their rotated copies: {more} bytes a layer more"
+            f"keeps the other two beside their rotated copies: {more} bytes per layer more"
         ]
 
     @property
@@ -338,9 +340,7 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
     _accumulate(said, run.accumulation or source.accumulation)
     if "seq_length" not in said:
         if source.model.max_seq_length is None:
-            raise ConfigError(
-                f"{source.model.name} states no context length: give the sequence length (-s)"
-            )
+            raise ConfigError(f"{source.model.name} gives no maximum sequence length: pass -s")
         said["seq_length"] = source.model.max_seq_length
         assumed.append(f"sequence length {said['seq_length']} (the model's context length)")
     if "micro_batch_size" not in said:
@@ -425,7 +425,7 @@ def _shard(said: dict[str, Any]) -> list[str]:
         fields.flag("distributed_optimizer", distributed)
     if distributed and (said.get("zero", 1), said.get("sharder", "megatron")) != (1, "megatron"):
         raise ConfigError(
-            "Megatron's distributed optimizer is zero 1 of sharder megatron, and no other"
+            "--distributed-optimizer means --zero 1 --sharder megatron, and contradicts any other"
         )
     if distributed:
         said |= {"zero": 1, "sharder": "megatron"}
@@ -458,8 +458,8 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
     if said.get("attention") not in (None, kernels.attention):
         if kernels.name.startswith("transformers-"):
             raise ConfigError(
-                f"implementation {kernels.name} has {kernels.attention} attention; "
-                "of transformers-eager and transformers-sdpa, choose the other"
+                f"--implementation {kernels.name} has {kernels.attention} attention: for "
+                "the other, use transformers-eager (unfused) or transformers-sdpa (flash)"
             )
         others = f"all but attention: {kernels.source}"
         kernels = replace(kernels, attention=said["attention"], source=others)
@@ -498,7 +498,7 @@ def _with_vocabulary(model: Model, said: Mapping[str, Any], tp: int, assumed: li
     if size is None:
         return model
     if model.classes is not None:
-        raise ConfigError(f"{model.name} has classes, and no vocabulary")
+        raise ConfigError(f"{model.name} has classes instead of a vocabulary")
     fields.whole("vocab_size", size, 2**31)
     multiple = said.get("vocab_multiple")
     if multiple is not None:

@@ -37,7 +37,7 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
         ),
         f"main_params {run.main_params}": (
             run.main_params != _RUN.main_params,
-            run.precision == "fp32" and "on fp32 weights, of which no copy is kept",
+            run.precision == "fp32" and "with fp32 weights, which need no master copy",
         ),
         f"imbalance {run.imbalance:g}": (run.imbalance != _RUN.imbalance, dense),
         f"expert_products {kernels.expert_products}": (kernels.expert_products != usual, dense),
@@ -69,9 +69,9 @@ def _frozen(model: Model, run: Run) -> list[str]:
     """Parts that are to be frozen, of which the model has none, or which have no parameters."""
     absent = _absent(model, run.frozen)
     bare = {"expert_act"} if model.attention_sinks else {"expert_act", "core_attention"}
-    why = {name: "has no parameters" for name in run.frozen if name in bare}
-    why |= dict.fromkeys(absent, f"is no part of {model.name}")
-    return [f"frozen {name} has no effect: it {reason}" for name, reason in sorted(why.items())]
+    why = {name: "it has no parameters" for name in run.frozen if name in bare}
+    why |= dict.fromkeys(absent, f"{model.name} has no such part")
+    return [f"--frozen {name} has no effect: {reason}" for name, reason in sorted(why.items())]
 
 
 def _absent(model: Model, regions: Iterable[str]) -> list[str]:

@@ -84,8 +84,8 @@ class Model:
         router_bias: MoE: whether the router's projection has a bias.
         router_dtype: MoE: what of the router is in fp32: a word of ``ROUTER_DTYPES``.
         router_norm: MoE: whether the scores of a token's experts are divided by their sum.
-        capacity_factor: MoE: each expert takes so many times its even share of tokens and drops the
-            rest; None is dropless.
+        capacity_factor: MoE: each expert takes this multiple of a balanced share of tokens and
+            drops the rest; None is dropless.
         mtp_layers: Layers that predict further tokens (multi-token prediction), beside ``layers``.
         packed_qkv: Whether query, key and value are one product's output in the model's own code
             (GPT-NeoX, Phi-3), of which an implementation may keep views.

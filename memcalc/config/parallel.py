@@ -25,7 +25,7 @@ SHARDERS = {
     "nanotron": "nanotron's ZeRO, over data-parallel ranks alone",
 }
 
-MOST = {"megatron": 1, "nanotron": 1}  # the level of ZeRO beyond which a sharder does not go
+MOST = {"megatron": 1, "nanotron": 1}  # the highest ZeRO stage of a sharder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Parallel:
         loss_as_layer: Whether it counts the loss as one.
         zero: What data-parallel ranks split among them, a key of ``ZERO``: Megatron's distributed
             optimizer is 1, and no more; fully sharded data parallelism 3.
-        sharder: Who splits it, a word of ``SHARDERS``.
+        sharder: Whose sharding it is, a word of ``SHARDERS``.
         shard_copies: How many copies of the shards there are: hybrid sharding's replicas,
             instances of Megatron's distributed optimizer.
 
@@ -163,14 +163,14 @@ class Parallel:
             found = self.layout
             if len(found) != self.chunks or sum(chunk.layers for chunk in found) != layers:
                 raise ConfigError(
-                    f"layout has {sum(chunk.layers for chunk in found)} layers in {len(found)} "
-                    f"chunks, where the model has {layers} and the pipeline {self.chunks}"
+                    f"--layout has {sum(chunk.layers for chunk in found)} layers in {len(found)} "
+                    f"chunks; the model has {layers} layers, the pipeline {self.chunks} chunks"
                 )
             if (placed := sum(chunk.further for chunk in found)) == further:
                 return found
             if placed:
                 raise ConfigError(
-                    f"layout has {placed} layers that predict further tokens, the model {further}"
+                    f"--layout has {placed} multi-token prediction layers, the model has {further}"
                 )
             numbers = [chunk.layers for chunk in found]
         elif self.first_stage_layers is not None or self.last_stage_layers is not None:
@@ -236,7 +236,7 @@ class Parallel:
         for name in ("sp", "embedding_as_layer", "loss_as_layer"):
             fields.flag(name, getattr(self, name))
         if self.vpp > 1 and self.pp == 1:
-            raise ConfigError(f"vpp {self.vpp} (virtual pipeline stages) needs pp of at least 2")
+            raise ConfigError(f"--vpp {self.vpp} needs --pp of at least 2")
         self._schedule()
         self._split()
         self._sharding()
@@ -248,65 +248,68 @@ class Parallel:
             fields.whole("microbatch_group_size", size, 2**31)
             if self.vpp == 1:
                 raise ConfigError(
-                    f"microbatch_group_size {size} needs the interleaved schedule: --vpp of at "
-                    "least 2"
+                    f"--microbatch-group-size {size} needs --vpp of at least 2 (interleaved "
+                    "schedule)"
                 )
             if size < self.pp:
-                raise ConfigError(
-                    f"microbatch_group_size {size} must be at least the number of pipeline "
-                    f"stages, {self.pp}"
-                )
+                raise ConfigError(f"--microbatch-group-size {size} must be at least --pp {self.pp}")
         if self.schedule is None:
             return
         fields.word("schedule", self.schedule, pipeline.SCHEDULES)
         if self.pp == 1:
             return  # it has no effect, which is warned about
-        if (self.schedule == "interleaved") != (self.vpp > 1):
-            raise ConfigError(
-                f"schedule {self.schedule} contradicts vpp {self.vpp} (virtual pipeline stages): "
-                "an interleaved one has several, and no other has"
-            )
+        if self.schedule == "interleaved" and self.vpp == 1:
+            raise ConfigError("--schedule interleaved needs --vpp of at least 2")
+        if self.schedule != "interleaved" and self.vpp > 1:
+            raise ConfigError(f"--vpp {self.vpp} needs --schedule interleaved, not {self.schedule}")
         if self.schedule in pipeline.FROM_BOTH_ENDS and self.pp % 2:
-            raise ConfigError(f"schedule {self.schedule} needs an even pp, not {self.pp}")
+            raise ConfigError(f"--schedule {self.schedule} needs an even --pp, not {self.pp}")
 
     def _split(self) -> None:
-        """Refuse two ways of splitting the layers at once, or one that the schedule cannot have."""
+        """Refuse two ways of placing the layers at once, or one that the schedule cannot have."""
         if self.layout is not None:
             object.__setattr__(self, "layout", pipeline.layout(self.layout))
         for name in ("first_stage_layers", "last_stage_layers"):
             if getattr(self, name) is not None:
                 fields.whole(name, getattr(self, name), pipeline.MOST)
                 if self.pp == 1 or self.schedule in pipeline.TWO_CHUNKS:
-                    raise ConfigError(f"{name} needs several stages, of one piece each")
+                    raise ConfigError(
+                        f"--{name.replace('_', '-')} needs --pp of at least 2 and a schedule with "
+                        "one model chunk per stage"
+                    )
         ways = {
-            "layout": self.layout is not None,
-            "first or last stage layers": (self.first_stage_layers, self.last_stage_layers)
+            "--layout": self.layout is not None,
+            "--first-stage-layers or --last-stage-layers": (
+                self.first_stage_layers,
+                self.last_stage_layers,
+            )
             != (None, None),
-            "embedding or loss as a layer": self.embedding_as_layer or self.loss_as_layer,
+            "--embedding-as-layer or --loss-as-layer": self.embedding_as_layer
+            or self.loss_as_layer,
         }
         chosen = [way for way, there in ways.items() if there]
         if len(chosen) > 1:
-            raise ConfigError(f"{chosen[0]} and {chosen[1]} contradict each other")
+            raise ConfigError(f"{chosen[1]} contradicts {chosen[0]}")
 
     def _sharding(self) -> None:
-        """Refuse to split what nobody splits so."""
+        """Refuse a sharding that the sharder does not have."""
         if type(self.zero) is not int or self.zero not in ZERO:
             raise ConfigError(f"zero must be 0, 1, 2 or 3, not {fields.shown(self.zero)}")
         fields.word("sharder", self.sharder, SHARDERS)
         if self.sharder == "fsdp2" and self.zero < 2:
             raise ConfigError(
-                f"fsdp2 splits weights, gradients and states (zero 3; 2 where it does not reshard "
-                f"after forward), not zero {self.zero}"
+                "--sharder fsdp2 shards weights, gradients and optimizer states: --zero must be 3, "
+                f"or 2 without resharding after forward, not {self.zero}"
             )
         if self.sharder in MOST and self.zero > MOST[self.sharder]:
             raise ConfigError(
-                f"{self.sharder} splits the optimizer's states (zero 1), not {ZERO[self.zero]}: "
-                f"zero {self.zero} is of sharder deepspeed, fsdp2 or megatron-fsdp"
+                f"--sharder {self.sharder} has no --zero {self.zero}: use --sharder deepspeed, "
+                "fsdp2 or megatron-fsdp"
             )
         fields.whole("shard_copies", self.shard_copies, 2**20)
         if self.replicas > 1:
             fields.divides(
-                ("copies of the shards", self.shard_copies), ("data-parallel ranks", self.replicas)
+                ("--shard-copies", self.shard_copies), ("data-parallel ranks", self.replicas)
             )
         if self.shard_copies > 1 and self.zero == 0:
-            raise ConfigError("copies of shards have no meaning with zero 0, which splits nothing")
+            raise ConfigError("--shard-copies needs --zero 1, 2 or 3: with 0 nothing is sharded")

@@ -13,10 +13,10 @@ from memcalc.errors import ConfigError
 SCHEDULES = {
     "gpipe": "all micro-batches forward, then all backward",
     "1f1b": "forwards until the pipeline is full, then one forward, one backward",
-    "interleaved": "1F1B over several chunks a rank",
-    "zb-h1": "1F1B whose gradients of weights fill bubbles, within 1F1B's memory",
+    "interleaved": "1F1B over several model chunks per rank",
+    "zb-h1": "1F1B whose weight gradients fill bubbles, within 1F1B's memory",
     "zb-h2": "the same, with more micro-batches in flight and no bubble",
-    "zb-v": "two chunks a rank, down the pipeline and up again",
+    "zb-v": "two model chunks per rank, down the pipeline and up again",
     "dualpipe": "micro-batches from both ends, with both ends' weights on every rank",
 }
 TWO_CHUNKS = ("zb-v", "dualpipe")  # schedules whose ranks have two chunks
@@ -161,7 +161,11 @@ def uneven(
     own = {rank: number for rank, number in of.items() if number is not None}
     rest, others = layers - sum(own.values()), stages - len(own)
     if rest < 0 or (others == 0 and rest):
-        raise ConfigError(f"first and last stages of {list(own.values())} layers are not {layers}")
+        said = " and ".join(map(str, own.values()))
+        raise ConfigError(
+            f"--first-stage-layers and --last-stage-layers ({said}) do not fit the model's "
+            f"{layers} layers"
+        )
     if others:
         fields.divides(("stages between", others), ("layers left for them", rest))
     ranks = [own.get(rank, rest // max(1, others)) for rank in range(stages)]

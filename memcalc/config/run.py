@@ -16,8 +16,8 @@ OPTIMIZERS = {
     "muon": "a momentum of the matrices of layers, and Adam's moments of all else",
 }
 
-# How many times its even share of routed tokens the busiest rank of experts may receive: what the
-# customary capacity factor allows for (Fedus et al. 2021, arXiv 2101.03961, section 2.2).
+# Tokens routed to the busiest expert rank under an unbalanced router, as a multiple of a balanced
+# share: the usual capacity factor (Fedus et al. 2021, arXiv 2101.03961, section 2.2).
 UNBALANCED = 1.25
 
 # What an optimizer keeps beside the weights, by its type: bytes of an element.
@@ -44,14 +44,14 @@ class Run:
             ``memcalc.config.recompute.METHODS``, or None, where every layer is recomputed alone.
         recompute_layers: That number, or None: 1 of uniform, all of block; 0 is no recomputation.
         implementation: The kernels.
-        imbalance: How many times its even share of routed tokens the busiest rank of experts
-            receives: 1 under a balanced router.
+        imbalance: Tokens routed to the busiest expert rank, as a multiple of a balanced share: 1
+            with a balanced router.
         gpu: The name of the GPU, or None if unknown.
         optimizer: A word of ``OPTIMIZERS``.
-        main_grads: The type in which gradients are summed over micro-batches.
-        main_params: The type of the optimizer's own copy of weights of fewer bits than fp32:
-            ``remainder`` is what bf16 weights leave out of fp32, ``none`` is no copy.
-        moments: The type of the optimizer's moments.
+        main_grads: The dtype that gradients accumulate in, over micro-batches.
+        main_params: The dtype of the master weights: ``remainder`` is the 16 bits that bf16
+            weights leave out of fp32, ``none`` is no copy.
+        moments: The dtype of the optimizer's moments.
         fp8_params: Whether linears' weights are fp8 themselves, under ``fp8`` precision.
         frozen: Parts that are not trained: names of regions, ``embedding`` or ``head``.
         bucket: Elements of a bucket of gradients that are reduced together, where the framework

@@ -489,7 +489,10 @@ USAGE = [
     ("layer 22b -s 2047", "technique tensor+sequence: sequence parallel 8 does not divide"),
     ("layer 22b --recompute=", "layer always lists every technique; drop --recompute"),
     ("ledger 22b --recompute none,full", "recompute none excludes all other words"),
-    ("ledger llama-3-8b --implementation transformers-eager --attention flash", "choose the other"),
+    (
+        "ledger llama-3-8b --implementation transformers-eager --attention flash",
+        "or transformers-sdpa (flash)",
+    ),
     ("flops 22b --iteration-time 0", "--iteration-time must be from 1e-6 to 1e9 seconds"),
     ("flops 22b --iteration-time 1e-320", "--iteration-time must be from 1e-6 to 1e9 seconds"),
     ("flops 22b --iteration-time 1e999", "--iteration-time must be from 1e-6 to 1e9 seconds"),
@@ -506,7 +509,7 @@ USAGE = [
         "flops 22b --global-batch-size 3",
         "micro-batch size x data parallel 4 does not divide global",
     ),
-    ("comm 22b --pp 100", "100 pipeline chunks are more than layers 48"),
+    ("comm 22b --pp 100", "100 model chunks (--pp x --vpp) are more than 48 layers"),
     ("plot memory 22b --accounting paper -o x.png", "--accounting has no effect on memory"),
     ("plot paper-7 --accounting exact -o x.png", "--accounting has no effect on paper-7"),
 ]

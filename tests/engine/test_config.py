@@ -55,7 +55,7 @@ def test_a_model_that_cannot_be_is_refused(change, message):
         ({"tp": 16}, {}, "tensor parallel 16 does not divide heads 8"),
         ({"tp": 4, "sp": True}, {"seq_length": 10}, "sequence parallel 4 does not divide sequence"),
         ({"tp": 0}, {}, "tp must be a whole number"),
-        ({"vpp": 2}, {}, "needs pp of at least 2"),
+        ({"vpp": 2}, {}, "needs --pp of at least 2"),
         ({"sp": "yes"}, {}, "sp must be true or false"),
         ({}, {"seq_length": 2**40}, "seq_length must be a whole number"),
         ({}, {"micro_batch_size": 0}, "micro_batch_size must be a whole number"),
@@ -122,7 +122,7 @@ def test_settings_replace_what_the_file_says():
         ({"attention": "flahs"}, "attention 'flahs' is unknown; did you mean 'flash'"),
         ({"recompute": "none,full"}, "recompute none excludes all other words"),
         ({"gpu": "a1000"}, "did you mean 'a100'"),
-        ({"pp": 50}, "50 pipeline chunks are more than layers 48"),
+        ({"pp": 50}, r"50 model chunks \(--pp x --vpp\) are more than 48 layers"),
         ({"global_batch_size": 3}, "micro-batch size x data parallel 4 does not divide global"),
         ({"recompute": 3}, "recompute must be a policy or names of regions"),
         ({"recompute": [3]}, "recompute must be a policy or names of regions"),
@@ -203,15 +203,15 @@ def test_what_is_said_and_has_no_effect_is_warned_about(settings, line):
 def test_a_copy_of_weights_that_are_fp32_is_warned_about():
     fp32 = {"precision": "fp32", "attention": "unfused"}
     (line,) = load("gpt2", main_params="none", **fp32).warnings
-    assert line == "main_params none has no effect on fp32 weights, of which no copy is kept"
+    assert line == "main_params none has no effect with fp32 weights, which need no master copy"
     assert not load("gpt2", **fp32).warnings
 
 
 @pytest.mark.parametrize(
     ("name", "parts", "without"),
     [
-        ("gpt2", "moe,mlp", ["moe: it is no part of gpt2"]),
-        ("gpt2", "expert_act", ["expert_act: it is no part of gpt2"]),
+        ("gpt2", "moe,mlp", ["moe: gpt2 has no such part"]),
+        ("gpt2", "expert_act", ["expert_act: gpt2 has no such part"]),
         ("gpt2", "core_attention", ["core_attention: it has no parameters"]),
         ("mixtral-8x7b", "moe,expert_act", ["expert_act: it has no parameters"]),
         ("gpt-oss-20b", "core_attention,embedding,head", []),
@@ -248,7 +248,7 @@ def test_what_megatron_keeps_beside_a_packed_value_is_warned_about_with_its_byte
     model = Model(name="toy", layers=1, hidden_size=512, heads=8, position="rotary")
     run = Run(seq_length=256, implementation="megatron-local")
     (line,) = Config(model, Parallel(), run).warnings
-    assert line.endswith("524288 bytes a layer more")
+    assert line.endswith("524288 bytes per layer more")
     assert not load("llama-3-8b", implementation="megatron-local").warnings
 
 

@@ -817,7 +817,7 @@ class TestVocabulary:
     @pytest.mark.parametrize(
         ("model", "size", "message"),
         [
-            ("vit-large", 1000, "vit-large has classes, and no vocabulary"),
+            ("vit-large", 1000, "vit-large has classes instead of a vocabulary"),
             ("gpt2", 0, "vocab_size must be a whole number from 1"),
             ("gpt2", "1000", "vocab_size must be a whole number"),
         ],
