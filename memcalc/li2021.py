@@ -1,9 +1,9 @@
-"""Li et al. 2021 (arXiv 2105.13120; ACL 2023, pages 2395, 2396): the other sequence parallelism.
+"""Li et al. 2021 (arXiv 2105.13120; ACL 2023, pages 2395, 2396): its sequence parallelism.
 
-There, everything is split along the sequence over N devices, and parameters and optimizer are whole
-on each; Korthikanti et al.'s splits the sequence only between tensor-parallel regions. Units are
-the paper's own, and not memcalc's: elements, not bytes; parameters with gradients and Adam's two
-moments; and of the activations every operation's output, once. Letters are the paper's too:
+It shards all activations along the sequence over N devices and replicates parameters and optimizer
+states; that of Korthikanti et al. shards the sequence only between tensor-parallel regions. Units
+are the paper's, not memcalc's: elements, not bytes, of parameters, gradients, Adam's two moments
+and each operation's output once. The letters are the paper's too:
 B batch, L sequence length, H hidden size, A head size, Z heads, N devices.
 """
 
@@ -17,13 +17,13 @@ COPIES = 4  # of each parameter: itself, its gradient, Adam's two moments
 
 
 class Block(NamedTuple):
-    """A block of table 1 or 2, by what it is made of.
+    """A block of table 1 or 2.
 
     Attributes:
-        name: What it is.
-        parameters: Its weights' elements.
-        inner: Elements of the outputs that both ways split over the devices.
-        output: Elements of its output, which tensor parallelism leaves whole.
+        name: Its name.
+        parameters: Elements of its weights.
+        inner: Elements of the outputs that both parallelisms shard.
+        output: Elements of its output, which tensor parallelism replicates.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Block(NamedTuple):
 
     @property
     def tensor(self) -> Any:
-        """Elements on a device under tensor parallelism."""
+        """Elements per device under tensor parallelism."""
         return COPIES * self.parameters / N + self.inner / N + self.output
 
     @property
     def sequence(self) -> Any:
-        """Elements on a device under sequence parallelism."""
+        """Elements per device under sequence parallelism."""
         return COPIES * self.parameters + self.inner / N + self.output / N
 
     @property

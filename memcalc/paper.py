@@ -1,6 +1,6 @@
-"""Korthikanti et al. 2022 (arXiv 2205.05198), as printed: an oracle that knows no engine.
+"""Korthikanti et al. 2022 (arXiv 2205.05198), as printed: an oracle without the engine.
 
-Each formula is a function of the paper's letters, numbers or symbols: ``x.s``, ``x.h``, ...
+Each formula is a function of the paper's letters as numbers or symbols: ``x.s``, ``x.h``, ...
 Bytes are those of 2-byte activations and 1-byte dropout masks; x.B is the global batch.
 """
 
@@ -21,7 +21,7 @@ TABLE_2: dict[str, Printed] = {
     "full": lambda x: x.s * x.b * x.h * 2,
 }
 
-# The numbered equations but 3, which is no count, and 9, an approximate ratio of 7 and 8.
+# The numbered equations except 3, which counts nothing, and 9, an approximate ratio of 8 and 7.
 EQUATIONS: dict[int, Printed] = {
     1: lambda x: x.s * x.b * x.h * (34 + 5 * x.a * x.s / x.h),  # page 5
     2: lambda x: x.s * x.b * x.h * (10 + 24 / x.t + 5 * x.a * x.s / (x.h * x.t)),  # page 5
@@ -36,8 +36,8 @@ EQUATIONS: dict[int, Printed] = {
     ),  # page 15
 }
 
-# Equation 8 as an author corrects it (NVIDIA/Megatron-LM issue 523): one more forward pass of the
-# attention's two products adds 4BLs^2h, not 12BLs^2h.
+# Equation 8 as corrected by an author (NVIDIA/Megatron-LM issue 523): one more forward pass of the
+# attention's two GEMMs adds 4BLs^2h, not 12BLs^2h.
 CORRECTED: dict[int, Printed] = {
     8: lambda x: 72 * x.B * x.L * x.s * x.h**2 * (1 + 2 * x.s / (9 * x.h) + x.v / (12 * x.h * x.L)),
 }

@@ -25,10 +25,10 @@ def attention(g: Graph, x: Tensor, m: Spec) -> Tensor:
 
 
 def cross_attention(g: Graph, x: Tensor, source: Tensor, m: Spec) -> Tensor:
-    """x (s, b, h) of a decoder, an encoder's output (s, b, h) -> (s, b, h): all of it is attended.
+    """x (s, b, h) of a decoder, an encoder's output (s, b, h) -> (s, b, h), without a causal mask.
 
     Queries come from the decoder, keys and values from the encoder (Vaswani et al. 2017, section
-    3.2.3); every head has the size of the self-attention's, and no positions.
+    3.2.3); heads are as large as those of self-attention, and positions are not encoded.
     """
     with g.region("cross_attention"):
         x = ops.enter_tensor_parallel(g, "cross_enter", x, m.kernels.keeps_gathered)
@@ -51,7 +51,7 @@ def attended(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) ->
 
 
 def projected(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """x (s, b, h) -> q (s, b, a, d), k and v (s, b, k, d): one product, then norms and rotation."""
+    """x (s, b, h) -> q (s, b, a, d), k and v (s, b, k, d): one GEMM, then norms, rotation."""
     x = ops.enter_tensor_parallel(g, "attention_enter", x, m.kernels.keeps_gathered)
     heads = {"query": (m.a, m.d), "key": (m.k, m.d), "value": (m.k, m.d)}
     packed = m.model.packed_qkv and views(m)
@@ -64,12 +64,12 @@ def projected(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """x (s, b, h) -> q and k (s, b, a, d), v (s, b, a, u), through narrow, normed projections.
+    """x (s, b, h) -> q and k (s, b, a, d), v (s, b, a, u), by low-rank projections with norms.
 
-    Multi-head latent attention as it is trained (DeepSeek-V2, section 2.1; Megatron-core,
-    multi_latent_attention.py): every rank compresses its own tokens, and expands its own heads. The
-    rotated part of the key, of size o, is one for all heads. What expands is a region, its gathers
-    too: they are the column-split linears' own.
+    Multi-head latent attention in training (DeepSeek-V2, section 2.1; Megatron-core,
+    multi_latent_attention.py): every rank compresses its own tokens and expands its own heads. All
+    heads share the rotary part of the key, of size o. The up-projections are a region, with their
+    gathers, which belong to the column-parallel linears.
     """
     rank, rope, value = m.others["l"], m.others["o"], m.others["u"]
     nope = Axis.whole("(d-o)", m.d.size - rope.size)
@@ -98,17 +98,17 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def latent_norms(g: Graph, q: Tensor, compressed: Tensor, m: Spec) -> tuple[Tensor, Tensor]:
-    """The norms of the compressed query (s, b, q), if it is compressed, and of (s, b, l)."""
+    """The norms of the compressed query (s, b, q), if there is one, and of (s, b, l)."""
     if "q" in m.others:
         q = norm(g, "q_norm", q, m)
     return q, norm(g, "kv_norm", compressed, m)
 
 
 def core_of(m: Spec) -> Core:
-    """How the attention of every head is computed.
+    """The function that computes the attention of every head.
 
-    PyTorch's fused kernels are for as many key and value heads as query heads, or for such as they
-    are told to share (sdp_utils_cpp.h: check_batch_size_and_num_heads_dense).
+    PyTorch's fused kernels take as many key and value heads as query heads, unless they are told to
+    share them (sdp_utils_cpp.h: check_batch_size_and_num_heads_dense).
     """
     if m.kernels.attention != "flash":
         return unfused_core
@@ -117,12 +117,12 @@ def core_of(m: Spec) -> Core:
 
 
 def views(m: Spec) -> bool:
-    """Whether what is packed is kept whole: by a flash kernel, or by products of one sequence."""
+    """Whether the packed tensor is saved whole: by a flash kernel, or by GEMMs of one sequence."""
     return m.kernels.own_heads and (m.kernels.attention == "flash" or m.single)
 
 
 def repeats(m: Spec) -> bool:
-    """Whether K and V are copied to all heads: of a sequence's only head products take views."""
+    """Whether K and V are copied to all heads; GEMMs of one sequence's only head take views."""
     view = m.kernels.own_heads and m.single and m.model.kv_heads == 1
     return m.kernels.repeats_kv and m.grouped and not view
 

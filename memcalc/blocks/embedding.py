@@ -16,7 +16,7 @@ def embedding(g: Graph, m: Spec, of: str = "", shared: bool = False) -> Tensor:
     """Tokens (s, b) -> (s, b, h): a table's rows, learned positions, a norm, dropout.
 
     Korthikanti et al. 2022, section 4.3. Names begin with ``of``; ``shared`` says whether the table
-    is that of another embedding.
+    belongs to another embedding.
     """
     with g.region("embedding"):
         x = patches(g, m) if m.model.patch_size else words(g, m, of, shared)
@@ -41,10 +41,10 @@ def words(g: Graph, m: Spec, of: str, shared: bool) -> Tensor:
 
 
 def patches(g: Graph, m: Spec) -> Tensor:
-    """The patches of an image (s-1, b, pixels), and a token for its class, -> (s, b, h).
+    """The patches of an image (s-1, b, pixels) and a class token -> (s, b, h).
 
-    Dosovitskiy et al. 2020 (arXiv 2010.11929), section 3.1. Of ranks that share the sequence,
-    counted is one that has no class token.
+    Dosovitskiy et al. 2020 (arXiv 2010.11929), section 3.1. If ranks shard the sequence,
+    one without the class token is counted.
     """
     tokens = g.mesh.sequence(m.s)
     whole = not tokens.splits
@@ -70,16 +70,16 @@ def encoder_end(g: Graph, x: Tensor, m: Spec) -> None:
 def embedding_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph:
     """The graph of the embedding: one rank's forward pass of one micro-batch.
 
-    Of an encoder-decoder, both stacks' embeddings, and the end of the encoder.
+    For an encoder-decoder, the embeddings of both stacks and the end of the encoder.
 
-    The arguments, and what is raised, are those of ``memcalc.blocks.layer.layer_graph``.
+    Arguments and errors are those of ``memcalc.blocks.layer.layer_graph``.
     """
     return _own_graph(config) if sizes is None else _graph(config, sizes)
 
 
 @lru_cache(64)
 def _own_graph(config: Config) -> Graph:
-    """The graph over the config's own sizes, made once: nobody changes it."""
+    """The graph over the config's own sizes, built once; it never changes."""
     return _graph(config, symbols.values(config))
 
 

@@ -15,7 +15,7 @@ from memcalc.graph.mesh import Axis, Size
 def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
     """x (s, b, h) -> losses (s, b): the last norm, logits over the vocabulary, cross entropy.
 
-    Korthikanti et al. 2022, section 4.3. Of a vision encoder, a loss (1, b) over its classes.
+    Korthikanti et al. 2022, section 4.3. For a vision encoder, a loss (1, b) over its classes.
     """
     with g.region("head"):
         if m.model.final_norm:
@@ -48,14 +48,14 @@ def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
 def head_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph:
     """The graph of the head: one rank's forward pass of one micro-batch.
 
-    The arguments, and what is raised, are those of ``memcalc.blocks.layer.layer_graph``.
+    Arguments and errors are those of ``memcalc.blocks.layer.layer_graph``.
     """
     return _own_graph(config) if sizes is None else _graph(config, sizes)
 
 
 @lru_cache(64)
 def _own_graph(config: Config) -> Graph:
-    """The graph over the config's own sizes, made once: nobody changes it."""
+    """The graph over the config's own sizes, built once; it never changes."""
     return _graph(config, symbols.values(config))
 
 

@@ -19,7 +19,7 @@ from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Size
 
 DENSE, MOE, ENCODER, DECODER, MTP = "dense", "moe", "encoder", "decoder", "mtp"
-# what dense layers and those of experts are where their window makes another kernel run
+# the kinds of dense and expert layers whose window makes another kernel run
 WINDOWED = {DENSE: "windowed", MOE: "windowed_moe"}
 MOE_KINDS = (MOE, WINDOWED[MOE])
 
@@ -29,7 +29,7 @@ Sublayer = Callable[[Graph, Tensor, Spec], Tensor]
 def pre_norm(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
     """A norm before each sublayer: Korthikanti et al. 2022, figure 2.
 
-    Where norms are parts of linears, latent attention and experts have theirs before them still.
+    If norms are fused into linears, those before latent attention and experts are not.
     """
     y = attention(g, layer_norm(g, "input_norm", x, m, m.alone(m.model.latent)), m)
     x = ops.add(g, "attention_residual", x, y)
@@ -69,7 +69,7 @@ def parallel_two_norms(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor
     return ops.add(g, "residual", x, ops.add(g, "sublayers_sum", y, z))
 
 
-# How sublayers stand to norms and residuals, by the model's word for it.
+# How sublayers, norms and residuals are arranged, by the model's word for it.
 BLOCKS = {
     "pre_norm": pre_norm,
     "post_norm": post_norm,
@@ -93,7 +93,7 @@ def decoder(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
 def further_token(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
     """x (s, b, h) and the next tokens' embedding -> (s, b, h): multi-token prediction.
 
-    Both are normed, joined to a width of 2h and projected to h, then pass a layer and a last norm
+    Both are normalised, concatenated to 2h and projected to h, then pass a layer and a last norm
     (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-core, multi_token_prediction.py).
     """
     embedded = m.hidden_state(g, "next_tokens")
@@ -109,8 +109,8 @@ def further_token(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
 def layer(g: Graph, x: Tensor, m: Spec, kind: str) -> Tensor:
     """x (s, b, h) -> (s, b, h): attention and an MLP, or experts; a decoder's has cross-attention.
 
-    An encoder's output is an input of every decoder layer, and kept once for all of them: by the
-    end of the encoder, and by none of the layers.
+    Every decoder layer reads the encoder's output. The end of the encoder saves it once for all of
+    them, and no layer does.
     """
     with g.region("layer"):
         if kind == DECODER:
@@ -126,15 +126,15 @@ def layer(g: Graph, x: Tensor, m: Spec, kind: str) -> Tensor:
 
 
 def layer_norm(g: Graph, name: str, x: Tensor, m: Spec, alone: bool = True) -> Tensor:
-    """x (s, b, h) -> (s, b, h): a norm between sublayers, alone or part of the linear behind it."""
+    """x (s, b, h) -> (s, b, h): a norm between sublayers, alone or fused into the next linear."""
     with g.region("norm", alone):
         return norm(g, name, x, m)
 
 
 def kinds(config: Config) -> dict[str, int]:
-    """The kinds of a model's layers, in the order of their first, with how many there are of each.
+    """The kinds of a model's layers in order of appearance, with the number of layers of each.
 
-    They are the model's, but where its run's kernels tell a windowed layer from another.
+    Windowed layers are a kind of their own only if the run's kernels treat them differently.
 
     >>> from memcalc.config import load
     >>> kinds(load("22b"))
@@ -154,7 +154,7 @@ def _kinds(config: Config) -> Counter[str]:
 
 
 def layers(model: Model) -> int:
-    """The layers of all of a model's stacks, without those that predict further tokens.
+    """The layers of all stacks of a model, without multi-token prediction layers.
 
     >>> from memcalc.config import load
     >>> layers(load("t5-11b").model)
@@ -164,7 +164,7 @@ def layers(model: Model) -> int:
 
 
 def usual_kind(config: Config) -> str:
-    """The kind of layer that there is most of; of as many, the first."""
+    """The most frequent kind of layer, or the first of several."""
     model = config.model
     alike = config.masked_layers != "windowed"
     if model.experts is None and model.encoder_layers is None and alike:
@@ -202,7 +202,7 @@ def layer_graph(
     Args:
         config: Model, parallelism and run.
         sizes: Sizes by letter, instead of the config's own: ints, Fractions or symbols.
-        kind: The kind of layer; by default the kind that there is most of.
+        kind: The kind of layer; by default the most frequent one.
 
     Raises:
         ConfigError: The model has no layer of that kind.
@@ -220,7 +220,7 @@ def layer_graph(
 
 @lru_cache(64)
 def _own_graph(config: Config, kind: str) -> Graph:
-    """The graph over the config's own sizes, made once: nobody changes it."""
+    """The graph over the config's own sizes, built once; it never changes."""
     return _graph(config, symbols.values(config), kind)
 
 

@@ -5,7 +5,7 @@ from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis
 
-# Forms of GeLU that a model's own code has as a chain of operations.
+# Forms of GeLU that a model's own code computes by a chain of operations.
 GELU_CHAINS = {"gelu_new": ops.gelu_chain, "gelu_fast": ops.gelu_fast_chain}
 
 
@@ -45,7 +45,7 @@ def through(g: Graph, prefix: str, x: Tensor, width: Axis, m: Spec) -> Tensor:
 
 
 def activated(g: Graph, prefix: str, y: Tensor, width: Axis, m: Spec) -> Tensor:
-    """y (..., f) -> (..., f), or of a gate and what it gates, packed (..., 2f) -> (..., f)."""
+    """y (..., f) -> (..., f), or packed gate and up (..., 2f) -> (..., f)."""
     start = f"{prefix}_" if prefix else ""
     kind = m.model.activation
     if m.model.gated and m.kernels.fused_gate:

@@ -12,8 +12,8 @@ from memcalc.graph.mesh import Axis
 def moe(g: Graph, x: Tensor, m: Spec) -> Tensor:
     """x (s, b, h) -> (s, b, h): each token through r of n experts, and through the shared ones.
 
-    Tokens stay split as they are between the tensor-parallel regions; Megatron-core,
-    transformer/moe/moe_layer.py.
+    Tokens stay sharded as between the tensor-parallel regions (Megatron-core,
+    transformer/moe/moe_layer.py).
     """
     with g.region("moe"):
         first = shared(g, x, m) if "y" in m.others and m.kernels.shared_first else None
@@ -26,9 +26,9 @@ def moe(g: Graph, x: Tensor, m: Spec) -> Tensor:
 
 
 def routed(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Sequence[Tensor]]:
-    """x (s, b, h) -> (s, b, h): router, the way to the experts' ranks, experts, the way back.
+    """x (s, b, h) -> (s, b, h): router, dispatch, experts, combine.
 
-    Also the tokens as they are sent, and as they are received before more is done to them.
+    Also returns the tokens as they are sent, and as they are received.
     """
     assert m.routed is not None
     experts, width = m.others["n"], m.others["g"]

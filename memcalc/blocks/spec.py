@@ -1,4 +1,4 @@
-"""What a block reads: the model's structure, its axes, and the implementation."""
+"""The inputs of a block: the model's structure, its axes and the implementation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ class Spec:
         return self.k is not self.a
 
     def alone(self, anyway: bool) -> bool:
-        """Whether a norm stands alone: anyway, or because no linear has it inside."""
+        """Whether a norm is alone, rather than fused into a linear."""
         return anyway or not self.kernels.norms_in_linears
 
     def vocabulary(self) -> Axis:
@@ -110,7 +110,7 @@ class Spec:
         return self.v
 
     def positions(self) -> Axis:
-        """The rows of a table of learned positions: as many as the model is meant for."""
+        """The rows of a table of learned positions: the model's context length."""
         most = self.model.max_seq_length
         if most is None or not isinstance(self.s.size, int):
             return self.s
@@ -122,7 +122,7 @@ class Spec:
 
 
 def graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
-    """An empty graph for a config, over ranks whose numbers are given by letter."""
+    """An empty graph for a config, over parallel sizes given by letter."""
     run = config.run
     linear_bytes = 1 if run.precision == "fp8" else None
     return Graph(Mesh.of(sizes, config.parallel.sp), run.activation_bytes, linear_bytes)
