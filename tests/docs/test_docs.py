@@ -1,5 +1,6 @@
 """README, the pages of docs, changelog and guide: what they show and claim is so."""
 
+import ast
 import re
 import runpy
 from datetime import date
@@ -133,3 +134,39 @@ def test_every_option_in_the_docs_exists(page):
     for option in set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)):
         argument = option.removeprefix("--")
         assert option in ours or megatron.is_read(argument) or argument in FLAGS, option
+
+
+# Phrases that readers stumble over, and "a" instead of "per" (CONTRIBUTING, Words).
+RATE = (
+    "bytes|chunks|elements|flops|gigabytes|layers|micro-batches|passes|ranks|rows|sequences|tokens"
+)
+OF = "chunk|element|gpu|iteration|layer|micro-batch|parameter|rank|second|stage|step|token|weight"
+RIDDLES = re.compile(
+    rf"\b(?:{RATE}) an? (?:{OF})\b"
+    r"|\bhangs? on\b|\bwho splits\b|\bno place here\b|\blies on your\b|\bcontradicts itself\b"
+    r"|micro-batches kept whole|\bnarrow weights\b|\beven share\b|\bwhose kernels run\b"
+    r"|\bmade again\b|\bmakes? again\b|\bneeds no more\b|\bnobody (?:says|said|stated|named)\b"
+    r"|\bstands? (?:on|twice|apart)\b|\bis of sharder\b|\bhave a meaning only\b"
+)
+
+
+def texts():
+    """Every text that a user may read, with where it is: strings of the code, pages and tables."""
+    for path in [*PAGES, *(ROOT / "data").rglob("*.csv"), ROOT / "CHANGELOG.md"]:
+        yield path, " ".join(path.read_text().split())
+    for path in (ROOT / "memcalc").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield path, " ".join(node.value.split())
+            elif isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "0" for p in node.values)
+                yield path, " ".join("".join(map(str, parts)).split())
+
+
+def test_no_text_is_a_riddle():
+    found = [
+        f"{path.relative_to(ROOT)}: {text[max(0, hit.start() - 40) : hit.end() + 40]}"
+        for path, text in texts()
+        for hit in RIDDLES.finditer(text.lower())
+    ]
+    assert not found, "\n".join(found)
