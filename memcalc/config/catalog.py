@@ -1,4 +1,4 @@
-"""The catalogue of models that ship with memcalc, and the one way in: ``load``."""
+"""The catalogue of models that ship with memcalc, and ``load``, which reads all kinds of models."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ def names() -> list[str]:
 
 
 def entries() -> Iterator[Source]:
-    """The catalogue's models with what is known of their runs."""
+    """The catalogue's models with the settings of their runs."""
     return (_entry(name) for name in names())
 
 
@@ -43,9 +43,9 @@ def load(
         target: A name of the catalogue; the path of a file in memcalc's own JSON or in a format
             that ``memcalc.config.readers`` reads, or of a folder that holds a ``config.json``; or
             ``hf:org/name`` of the Hugging Face Hub, with an ``@revision``.
-        run: The path of a file whose parallelism and run replace the target's; a model in it is
-            not used.
-        settings: What replaces the files' word, or memcalc's assumption: ``seq_length``,
+        run: The path of a file whose parallelism and run settings replace the target's; a model in
+            it is ignored.
+        settings: Settings that replace those of the files, or memcalc's defaults: ``seq_length``,
             ``micro_batch_size``, ``global_batch_size``, ``precision``, ``recompute``,
             ``implementation``, ``attention``, ``expert_products``, ``dropout``,
             ``vocab_size``, ``gpu``, ``tp``, ``sp``, ``pp``,
@@ -53,8 +53,8 @@ def load(
             fields of ``Parallel`` and ``Run``.
 
     Raises:
-        ConfigError: The target is unknown, or a setting cannot be.
-        InputError: The file cannot be read, or the Hub does not have it.
+        ConfigError: The target is unknown, or a setting is invalid.
+        InputError: The file cannot be read or downloaded.
         UsageError: ``hf:`` needs huggingface_hub, which is not installed.
 
     >>> load("175b", sp=True).parallel.pp
@@ -67,35 +67,35 @@ def load(
 def sources(
     target: str | os.PathLike[str], run: str | os.PathLike[str] | None = None
 ) -> tuple[Source, RunSource | None]:
-    """What the files or the catalogue say: the model with its run, and the other run.
+    """The model with its run, and the settings of the other run, as files or the catalogue say.
 
     Args:
-        target: As of ``load``.
-        run: As of ``load``.
+        target: As in ``load``.
+        run: As in ``load``.
 
     Raises:
         ConfigError: The target is unknown.
-        InputError: A file cannot be read, or the Hub does not have it.
-        UsageError: As of ``load``.
+        InputError: A file cannot be read or downloaded.
+        UsageError: As in ``load``.
 
     >>> sources("175b")[0].settings["pp"], sources("175b")[1]
     (8, None)
     """
     if not isinstance(target, str | os.PathLike):
-        raise ConfigError(f"a model is a name or a path, not a {type(target).__name__}")
+        raise ConfigError(f"MODEL must be a name or a path, not a {type(target).__name__}")
     if run is not None and not isinstance(run, str | os.PathLike):
-        raise ConfigError(f"a run is a path, not a {type(run).__name__}")
+        raise ConfigError(f"run must be a path, not a {type(run).__name__}")
     overlay = None if run is None else readers.read_run(Path(run))
     return _source(os.fspath(target)), overlay
 
 
 def content(target: str) -> Mapping[str, Any] | None:
-    """The ``config.json`` of Hugging Face behind a target; None of a catalogue's name.
+    """The Hugging Face ``config.json`` of a target; None for a catalogue name.
 
     Raises:
         ConfigError: The target is unknown.
         InputError: The file cannot be read, or is of another format.
-        UsageError: As of ``load``.
+        UsageError: As in ``load``.
 
     >>> content("llama-3-8b") is None
     True

@@ -1,4 +1,4 @@
-"""A model, its parallelism and its run, held together and checked against one another."""
+"""A model, its parallelism and its run together, checked against each other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,23 +17,23 @@ from memcalc.errors import ConfigError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All that memcalc needs to know before it can answer.
+    """Everything that memcalc needs to know to answer a question.
 
     Attributes:
         model: The model.
-        parallel: How it is spread over ranks.
+        parallel: How it is split over ranks.
         run: How it is trained.
         assumed: What was not given and memcalc assumed.
         unmodelled: What the input says and memcalc does not model, or not in the answer asked for.
 
     Raises:
-        ConfigError: A degree does not divide the axis that it splits.
+        ConfigError: A parallel size does not divide the axis that it splits.
 
     >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
     >>> Config(model, Parallel(tp=3), Run(seq_length=128))
     Traceback (most recent call last):
         ...
-    memcalc.errors.ConfigError: tensor parallel 3 does not divide heads 8
+    memcalc.errors.ConfigError: tensor-parallel size 3 does not divide heads 8
     """
 
     model: Model
@@ -46,7 +46,7 @@ class Config:
         for name, kind in (("model", Model), ("parallel", Parallel), ("run", Run)):
             fields.instance(name, getattr(self, name), kind)
         model, tp = self.model, self.parallel.tp
-        tensor = ("tensor parallel", tp)
+        tensor = ("tensor-parallel size", tp)
         fields.divides(tensor, ("heads", model.heads))
         if model.kv_heads >= tp:
             fields.divides(tensor, ("kv_heads", model.kv_heads))
@@ -73,16 +73,20 @@ class Config:
         if self.run.global_batch_size is not None:
             at_once = self.run.micro_batch_size * self.parallel.dp
             fields.divides(
-                ("micro-batch size x data parallel", at_once),
+                ("micro-batch size x data-parallel size", at_once),
                 ("global batch size", self.run.global_batch_size),
             )
             self._batches_run(at_once)
         ranks = self.parallel.cp * (tp if self.parallel.sp else 1)
-        name = "sequence parallel" if self.parallel.cp == 1 else "context x sequence parallel"
+        name = (
+            "sequence-parallel size" if self.parallel.cp == 1 else "context- x tensor-parallel size"
+        )
         fields.divides((name, ranks), ("sequence length", self.run.seq_length))
         if self.parallel.cp > 1 and self.parallel.cp_kind == "all_to_all":
             heads = model.kv_heads if model.kv_heads < model.heads else model.heads
-            fields.divides(("context x tensor parallel", self.parallel.cp * tp), ("heads", heads))
+            fields.divides(
+                ("context- x tensor-parallel size", self.parallel.cp * tp), ("heads", heads)
+            )
 
     def _batches_run(self, at_once: int) -> None:
         """Refuse a global batch whose micro-batches the pipeline's schedule cannot run."""
@@ -101,21 +105,23 @@ class Config:
         model, parallel = self.model, self.parallel
         if model.experts is None:
             if parallel.ep > 1 or parallel.etp is not None:
-                raise ConfigError(f"expert parallelism needs experts; {model.name} has none")
+                raise ConfigError(
+                    f"expert parallelism needs an MoE model; {model.name} has no experts"
+                )
             return
         assert model.expert_ffn_size is not None
-        fields.divides(("expert parallel", parallel.ep), ("experts", model.experts))
-        of_experts = ("expert tensor parallel", parallel.expert_tp)
+        fields.divides(("expert-parallel size", parallel.ep), ("experts", model.experts))
+        of_experts = ("expert tensor-parallel size", parallel.expert_tp)
         fields.divides(of_experts, ("expert_ffn_size", model.expert_ffn_size))
-        _ = parallel.expert_replicas  # refuses ranks of a stage that do not divide over experts
+        _ = parallel.expert_replicas  # raises if the ranks of a stage are not a multiple
         if model.shared_ffn_size is not None:
             fields.divides(
-                ("tensor parallel", parallel.tp), ("shared_ffn_size", model.shared_ffn_size)
+                ("tensor-parallel size", parallel.tp), ("shared_ffn_size", model.shared_ffn_size)
             )
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is not modelled, and what is said but has no effect."""
+        """Settings that are not modelled, and settings without effect."""
         lines = list(self.unmodelled)
         kernels = self.run.implementation
         lines += without_effect(self.model, self.parallel, self.run)
@@ -123,8 +129,8 @@ class Config:
             lines.append("full recomputation of 0 layers recomputes nothing")
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
             lines.append(
-                "experts under tensor parallelism without sequence parallelism: Megatron-core "
-                "refuses that; counted as if every rank dispatched all tokens"
+                "MoE with tensor parallelism but without --sp: Megatron-core refuses this; "
+                "counted as if every rank dispatched all tokens"
             )
         if self.run.precision == "fp8":
             lines.append(
@@ -134,19 +140,22 @@ class Config:
         windowed = self.masked_layers == "windowed" and 0 not in (self.model.window_layers or ())
         flash = kernels.attention == "flash" and self.masked_layers != "all" and not windowed
         if flash and self.run.precision == "fp32":
-            lines.append("flash kernels take bf16 and fp16 only; counted as if one took fp32")
+            lines.append(
+                "flash kernels support only bf16 and fp16: counted as if one supported fp32"
+            )
         most = self.model.max_seq_length
         if most is not None and self.run.seq_length > most:
             lines.append(
-                f"sequence length {self.run.seq_length} is beyond the model's context length {most}"
+                f"sequence length {self.run.seq_length} exceeds the model's context length {most}"
             )
         if kernels.name.startswith("transformers-") and self.parallel.tp > 1:
             lines.append(
-                "Hugging Face's layers split over ranks were never measured: counted as torch's"
+                "Hugging Face layers with tensor parallelism are not measured: counted as torch's"
             )
         if self.run.frozen:
             lines.append(
-                "frozen parts: activations are counted as if all were trained, more than is kept"
+                "frozen parts: activations are counted as if all parts were trained, which is an "
+                "upper bound"
             )
         lines += self._stacks_warnings()
         lines += nothing_recomputed(self.model, self.run)
@@ -155,23 +164,21 @@ class Config:
         return tuple(lines)
 
     def _stacks_warnings(self) -> list[str]:
-        """What of T5's kernels is counted as another's."""
+        """Kernels of T5 that are counted as others."""
         model, kernels = self.model, self.run.implementation
         lines = []
         if model.position == "relative" and kernels.attention == "flash":
             instead = "counted as if one did"
             if kernels.keeps_masks:
-                instead = (
-                    "PyTorch's memory-efficient one runs, and the bias is kept for every layer"
-                )
-            lines.append(f"flash kernels take no bias of relative positions: {instead}")
+                instead = "PyTorch's memory-efficient kernel runs, and every layer saves the bias"
+            lines.append(f"flash kernels do not support a bias of relative positions: {instead}")
         theirs = kernels.name.startswith("transformers-")
         if theirs and model.encoder_layers is not None and self.run.precision == "fp16":
-            lines.append("Hugging Face's clamps of T5's fp16 states keep more than counted")
+            lines.append("Hugging Face's T5 uses more memory than counted in fp16 (clamped states)")
         return lines
 
     def _packed_value(self) -> list[str]:
-        """What Megatron-core keeps beside the value, of which it holds all that was packed with."""
+        """What Megatron-core keeps besides the value, which is a view of a packed tensor."""
         model, run = self.model, self.run
         if model.kv_heads != model.heads:  # repeating K and V copies them
             return []
@@ -184,10 +191,10 @@ class Config:
 
     @property
     def masked_layers(self) -> str:
-        """Which layers' fused attention is given a mask that it keeps: all, windowed, or none.
+        """Which layers' fused attention saves a mask: all, windowed, or none.
 
-        A window's is given from as many tokens on as the window has (transformers
-        masking_utils.py: _ignore_causal_mask_sdpa); relative positions' bias counts as one.
+        A windowed layer has one if the sequence is at least as long as the window (transformers
+        masking_utils.py: _ignore_causal_mask_sdpa). A bias of relative positions counts as a mask.
 
         >>> from memcalc.config import load
         >>> run = {"implementation": "transformers-sdpa"}
@@ -204,19 +211,19 @@ class Config:
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches of an iteration; unknown, as many as fill the pipeline."""
+        """Micro-batches per iteration; by default as many as fill the pipeline."""
         if self.run.global_batch_size is None:
             return self.parallel.filling
         return self.run.global_batch_size // (self.run.micro_batch_size * self.parallel.dp)
 
     @property
     def sequences(self) -> int:
-        """Sequences of an iteration, over all ranks: the global batch size."""
+        """Sequences per iteration over all ranks: the global batch size."""
         return self.microbatches * self.run.micro_batch_size * self.parallel.dp
 
     @property
     def padded(self) -> "Config":
-        """The same, its vocabulary padded as Megatron-LM does where ranks would not divide it.
+        """The same with a vocabulary that tensor-parallel ranks divide, padded as in Megatron-LM.
 
         >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8, vocab_size=50257)
         >>> Config(model, Parallel(tp=4), Run(seq_length=128)).padded.model.vocab_size
@@ -244,20 +251,20 @@ class Config:
         return replace(self, run=replace(self.run, gpu=name, implementation=kernels))
 
     def with_parallel(self, **degrees: Any) -> "Config":
-        """The same model and run with other degrees of parallelism."""
+        """The same model and run with other parallel sizes."""
         return replace(self, parallel=replace(self.parallel, **degrees))
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a file or a catalogue entry says.
+    """The content of a file or a catalogue entry.
 
     Attributes:
         model: The model.
-        settings: What it says of parallelism and run, by the names of ``SETTINGS``.
+        settings: Its parallelism and run settings, by the names of ``SETTINGS``.
         assumed: What the reader assumed.
-        unmodelled: What the reader met and memcalc does not model.
-        accumulation: As of ``RunSource``.
+        unmodelled: What the file sets and memcalc does not model.
+        accumulation: As in ``RunSource``.
     """
 
     model: Model
@@ -269,14 +276,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """What a file says that has parallelism and run, and no model.
+    """The content of a file with parallelism and run settings but no model.
 
     Attributes:
-        settings: What it says, by the names of ``SETTINGS``.
+        settings: Its settings, by the names of ``SETTINGS``.
         assumed: What the reader assumed.
-        unmodelled: What the reader met and memcalc does not model.
-        accumulation: Micro-batches of an iteration on each data-parallel rank, where the file
-            says that rather than the global batch size.
+        unmodelled: What the file sets and memcalc does not model.
+        accumulation: Gradient accumulation steps, where the file gives these rather than the
+            global batch size.
     """
 
     settings: Mapping[str, Any]
@@ -290,13 +297,13 @@ PARALLEL_SETTINGS = (
     *("microbatch_group_size", "first_stage_layers", "last_stage_layers", "layout"),
     *("embedding_as_layer", "loss_as_layer", "zero", "sharder", "shard_copies"),
 )
-# What a new word for sharding makes the old words mean no more.
+# Settings of sharding that a newer setting replaces.
 OF_SHARDING = {
     "distributed_optimizer": ("zero", "sharder", "shard_copies"),
     "sharder": ("zero", "distributed_optimizer", "shard_copies"),
     "zero": ("distributed_optimizer", "shard_copies"),
 }
-OF_A_SPLIT = ("first_stage_layers", "last_stage_layers", "layout")  # of one pp and vpp alone
+OF_A_SPLIT = ("first_stage_layers", "last_stage_layers", "layout")  # for one pp and vpp only
 RUN_SETTINGS = (
     "seq_length",
     "micro_batch_size",
@@ -318,15 +325,15 @@ SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
 
 def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | None = None) -> Config:
-    """A Config from what a source says, what overrides it, and what is assumed of the rest.
+    """A Config from a source, the settings that override it, and defaults.
 
     Args:
-        source: The model, with what is known of its parallelism and run.
+        source: The model, with its parallelism and run settings.
         overrides: Settings that replace the source's; None leaves a setting as it is.
-        run: Another file's parallelism and run, which stand between the two.
+        run: Parallelism and run settings of another file, which override the source's.
 
     Raises:
-        ConfigError: A setting is unknown or out of its bounds, or the sequence length is unknown.
+        ConfigError: A setting is unknown or out of range, or the sequence length is unknown.
     """
     run = run or RunSource({})
     given = {name: fields.plain(value) for name, value in overrides.items() if value is not None}
@@ -336,7 +343,7 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
             raise ConfigError(f"setting {name!r} is unknown; {nearest(name, SETTINGS)}")
     assumed = [*source.assumed, *run.assumed]
     if run.accumulation and "global_batch_size" not in {**run.settings, **given}:
-        said.pop("global_batch_size", None)  # the model's is another run's
+        said.pop("global_batch_size", None)  # the model's belongs to another run
     _accumulate(said, run.accumulation or source.accumulation)
     if "seq_length" not in said:
         if source.model.max_seq_length is None:
@@ -372,10 +379,10 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
 
 
 def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over settings; a new word forgets what went with the old one.
+    """Settings over settings; a new setting also removes those that belong to the old one.
 
-    With recomputation goes its number of layers; with the pipeline's size, how it was split; with
-    the schedule, the virtual stages of another; with sharding, who did it.
+    A new recomputation removes its number of layers, a new pipeline size how layers were split, a
+    new schedule the model chunks, and a new sharding who did it.
     """
     said: dict[str, Any] = {}
     for settings in layers:
@@ -396,28 +403,28 @@ def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
-    """Of global batch = micro-batch x accumulation x data parallel, the one that is not said."""
+    """Derive the missing one of global batch = micro-batch x accumulation steps x DP size."""
     if accumulation is None:
         return
-    fields.whole("accumulation", accumulation, 2**31)
+    fields.whole("gradient accumulation steps", accumulation, 2**31)
     replicas, batch = said.get("dp", 1), said.get("global_batch_size")
     if type(replicas) is not int:
-        return  # refused with the others
+        return  # an error of Parallel
     if batch is None and type(said.get("micro_batch_size", 1)) is int:
         said["global_batch_size"] = said.get("micro_batch_size", 1) * accumulation * replicas
     elif "micro_batch_size" not in said and type(batch) is int:
         fields.divides(
-            ("accumulation x data parallel", max(1, accumulation * replicas)),
+            ("gradient accumulation steps x data-parallel size", max(1, accumulation * replicas)),
             ("global batch size", batch),
         )
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
 
 
 def _shard(said: dict[str, Any]) -> list[str]:
-    """What words for sharding mean that say less than all, and what is assumed of them.
+    """Complete the settings of sharding, and return what is assumed.
 
-    DeepSpeed sums gradients in the weights' type, if nothing else is said (0.18.2,
-    runtime/engine.py: get_data_types); up to 0.17 in fp32, where it splits nothing of bf16.
+    DeepSpeed accumulates gradients in the weights' dtype by default (0.18.2, runtime/engine.py:
+    get_data_types); up to 0.17 in fp32, for bf16 without ZeRO.
     """
     assumed = []
     distributed = said.pop("distributed_optimizer", None)
@@ -469,10 +476,10 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
 
 
 def _batch_first(kernels: Implementation, said: Mapping[str, Any]) -> bool:
-    """Whether Transformer Engine, left to itself, takes FlashAttention rather than cuDNN's kernel.
+    """Whether Transformer Engine by default runs FlashAttention rather than cuDNN's kernel.
 
-    Before Hopper it does, and on Blackwell where results must be the same each time (Transformer
-    Engine, dot_product_attention/utils.py: get_attention_backend).
+    It does before Hopper, and on Blackwell in deterministic mode (Transformer Engine,
+    dot_product_attention/utils.py: get_attention_backend).
     """
     name = said.get("gpu")
     if name is None or not kernels.norms_in_linears or kernels.attention != "flash":
@@ -488,12 +495,12 @@ def _words(value: Any) -> tuple[str, ...]:
     """``"attention,mlp"`` or a list of words as a tuple of words."""
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
-        raise ConfigError("recompute must be a policy or names of regions, separated by commas")
+        raise ConfigError("recompute must be a policy or regions, separated by commas")
     return tuple(word.strip() for word in words)
 
 
 def _with_vocabulary(model: Model, said: Mapping[str, Any], tp: int, assumed: list[str]) -> Model:
-    """The model with the vocabulary that is said, padded where the run's framework pads it."""
+    """The model with another vocabulary size, padded where the run's framework pads it."""
     size = said.get("vocab_size")
     if size is None:
         return model

@@ -1,4 +1,4 @@
-"""What is said of a run and has no effect on it: a line for each, and none for a default."""
+"""Settings without effect, whatever the question: a line for each that is not a default."""
 
 from collections.abc import Iterable
 
@@ -7,28 +7,28 @@ from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
 from memcalc.config.run import Run
 
-_SPREAD, _RUN = Parallel(), Run(seq_length=1)  # where nothing is said
+_SPREAD, _RUN = Parallel(), Run(seq_length=1)  # the defaults
 
 
 def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
-    """Settings other than the defaults that change nothing, each with why.
+    """Settings that are not defaults and change nothing, each with the reason.
 
     >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
     >>> without_effect(model, Parallel(sp=True), _RUN)
-    ['sequence parallelism has no effect with tensor parallel 1']
+    ['sequence parallelism has no effect with tensor-parallel size 1']
     """
-    one_stage = "with pipeline parallel 1" if parallel.pp == 1 else ""
+    one_stage = "with pipeline-parallel size 1" if parallel.pp == 1 else ""
     dense = f"on {model.name}, which has no experts" if model.experts is None else ""
     kernels = run.implementation
     usual = IMPLEMENTATIONS.get(kernels.name, kernels).expert_products
     said = {
-        "sequence parallelism": (parallel.sp, parallel.tp == 1 and "with tensor parallel 1"),
+        "sequence parallelism": (parallel.sp, parallel.tp == 1 and "with tensor-parallel size 1"),
         f"schedule {parallel.schedule}": (parallel.schedule is not None, one_stage),
-        "the embedding as a layer": (parallel.embedding_as_layer, one_stage),
-        "the loss as a layer": (parallel.loss_as_layer, one_stage),
+        "counting the embedding as a layer": (parallel.embedding_as_layer, one_stage),
+        "counting the loss as a layer": (parallel.loss_as_layer, one_stage),
         f"cp_kind {parallel.cp_kind}": (
             parallel.cp_kind != _SPREAD.cp_kind,
-            parallel.cp == 1 and "with context parallel 1",
+            parallel.cp == 1 and "with context-parallel size 1",
         ),
         f"bucket {run.bucket}": (
             run.bucket is not None,
@@ -47,7 +47,7 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
 
 
 def nothing_recomputed(model: Model, run: Run) -> list[str]:
-    """Regions that are to be recomputed and that no layer of the model has.
+    """Recomputed regions that no layer of the model has.
 
     >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
     >>> nothing_recomputed(model, _RUN.recomputing("moe"))
@@ -60,13 +60,13 @@ def nothing_recomputed(model: Model, run: Run) -> list[str]:
     ]
     if "norm" in regions and run.implementation.norms_in_linears and not alone:
         lines.append(
-            "layernorm recomputes nothing here: Transformer Engine has the norms inside linears"
+            "layernorm recomputes nothing: Transformer Engine fuses the norms into linears"
         )
     return lines
 
 
 def _frozen(model: Model, run: Run) -> list[str]:
-    """Parts that are to be frozen, of which the model has none, or which have no parameters."""
+    """Frozen parts that the model does not have, or that have no parameters."""
     absent = _absent(model, run.frozen)
     bare = {"expert_act"} if model.attention_sinks else {"expert_act", "core_attention"}
     why = {name: "it has no parameters" for name in run.frozen if name in bare}
@@ -75,7 +75,7 @@ def _frozen(model: Model, run: Run) -> list[str]:
 
 
 def _absent(model: Model, regions: Iterable[str]) -> list[str]:
-    """Of some regions, those that no layer of the model has."""
+    """Those of some regions that no layer of the model has."""
     there = {
         "mla_up": model.latent,
         "cross_attention": model.encoder_layers is not None,

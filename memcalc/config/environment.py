@@ -1,4 +1,4 @@
-"""What runs around a training run: libraries and settings that decide which buffers there are."""
+"""The environment of a run: settings of libraries that decide which buffers exist."""
 
 import re
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ class Environment:
     """The settings of libraries.
 
     Attributes:
-        pytorch: PyTorch's version; None is a recent one.
+        pytorch: PyTorch's version; None is a recent version.
         cublas_workspace: The value of ``CUBLAS_WORKSPACE_CONFIG``, as in ``:4096:8``, or None.
-        deterministic: Whether kernels must give the same numbers each time.
-        fused_gradients: Whether products add the gradient of a weight to those before
-            (Megatron-LM's gradient accumulation fusion).
-        deferred_gradients: Micro-batches whose gradients of the head's weight are made late
+        deterministic: Whether kernels must be deterministic.
+        fused_gradients: Whether weight-gradient GEMMs accumulate in place (Megatron-LM's gradient
+            accumulation fusion).
+        deferred_gradients: Micro-batches whose weight gradients of the head are computed late
             (Megatron-LM, ``--defer-embedding-wgrad-compute``).
-        loader_mask: Whether the data loader makes a mask of each pair of tokens, a byte each.
-        expandable_segments: Whether segments of PyTorch's allocator expand, which splits every
-            block (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``).
+        loader_mask: Whether the data loader makes an attention mask, a byte per pair of tokens.
+        expandable_segments: Whether segments of PyTorch's allocator are expandable, so that every
+            block is split (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``).
 
     Raises:
-        ConfigError: A value is out of its bounds.
+        ConfigError: A value is out of range.
 
     >>> Environment(cublas_workspace=":4096:8").cublas_bytes
     33554432
@@ -53,12 +53,12 @@ class Environment:
             fields.text("cublas_workspace", self.cublas_workspace)
             if not re.fullmatch(r"(:[0-9]{1,7}:[0-9]{1,4})+", self.cublas_workspace):
                 raise ConfigError(
-                    "cublas_workspace must be sizes in KiB with numbers of them, as ':4096:8'"
+                    "cublas_workspace must be sizes in KiB with counts, such as ':4096:8'"
                 )
 
     @property
     def cublas_bytes(self) -> int | None:
-        """The bytes of one of PyTorch's cuBLAS workspaces, where it was said."""
+        """Bytes per cuBLAS workspace of PyTorch, or None where it is not set."""
         if self.cublas_workspace is None:
             return None
         pairs = re.findall(r":([0-9]+):([0-9]+)", self.cublas_workspace)
@@ -69,7 +69,7 @@ def environment(value: Any) -> Environment:
     """An environment, or its attributes by their names.
 
     Raises:
-        ConfigError: It is neither, or an attribute is unknown or out of its bounds.
+        ConfigError: It is neither, or an attribute is unknown or out of range.
 
     >>> environment({"pytorch": "2.12"}).pytorch
     (2, 12)
@@ -77,16 +77,18 @@ def environment(value: Any) -> Environment:
     if isinstance(value, Environment):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigError(f"environment must be settings by their names, not {fields.shown(value)}")
+        raise ConfigError(f"environment must be an object of settings, not {fields.shown(value)}")
     known = [each.name for each in fields_of(Environment)]
     for name in value:
         if name not in known:
-            raise ConfigError(f"environment has no {name[:40]!r}; {nearest(name, known)}")
+            raise ConfigError(
+                f"environment has no setting {str(name)[:40]!r}; {nearest(str(name)[:40], known)}"
+            )
     return Environment(**value)
 
 
 def expandable(environment: Mapping[str, str]) -> bool | None:
-    """Whether an environment asks for expandable segments; None where it says nothing.
+    """Whether environment variables ask for expandable segments; None where they do not say.
 
     >>> expandable({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     True
@@ -102,7 +104,7 @@ def expandable(environment: Mapping[str, str]) -> bool | None:
 
 
 def _version(value: Any) -> tuple[int, int]:
-    """A version of two numbers, written as one text or as two whole numbers."""
+    """A version of two numbers, from a text or two whole numbers."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", value):
         value = tuple(int(part) for part in value.split("."))
     numbers = isinstance(value, (tuple, list)) and len(value) == 2

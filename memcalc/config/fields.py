@@ -23,7 +23,7 @@ def whole(name: str, value: Any, most: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A number of another library, as numpy's, as Python's own; anything else as it is.
+    """Convert a number of another library, such as numpy, to Python's own; leave all else as it is.
 
     >>> from numpy import bool_, float32, int64
     >>> plain(int64(2)), plain(float32(0.5)), plain("2"), plain(bool_(True))
@@ -83,7 +83,7 @@ def probability(name: str, value: Any) -> None:
 
 
 def pattern(name: str, value: Any, layers: int) -> tuple[int, ...]:
-    """A 0 or 1 for each layer, from a list of them, or written as ``[0]*3+[1]*58``.
+    """A 0 or 1 per layer, from a list or from a text such as ``[0]*3+[1]*58``.
 
     >>> pattern("moe_layers", "[0]*1+[1]*3", 4)
     (0, 1, 1, 1)
@@ -96,16 +96,16 @@ def pattern(name: str, value: Any, layers: int) -> tuple[int, ...]:
     listed = isinstance(found, (list, tuple))
     if not listed or not all(type(each) is int and each in (0, 1) for each in found):
         raise ConfigError(
-            f"{name} must be a list of a 0 or 1 for each layer, or written as '[0]*3+[1]*58', "
+            f"{name} must be a list with a 0 or 1 per layer, or a text such as '[0]*3+[1]*58', "
             f"not {shown(value)}"
         )
     if len(found) != layers:
-        raise ConfigError(f"{name} is for {len(found)} layers, where the model has {layers}")
+        raise ConfigError(f"{name} has {len(found)} layers, but the model has {layers}")
     return tuple(found)
 
 
 def _repeated(text: str) -> list[int] | None:
-    """The list that ``[0]*3+[1]*58`` writes, read by its own grammar; None if it is another."""
+    """The list of a text such as ``[0]*3+[1]*58``, without evaluating it; None for other texts."""
     text = "".join(text.split())
     whole = re.fullmatch(r"\(([^()]*)\)(?:\*([0-9]{1,6}))?", text)
     text, again = (whole[1], int(whole[2] or 1)) if whole else (text, 1)
@@ -129,7 +129,7 @@ def flag(name: str, value: Any) -> None:
 
 
 def text(name: str, value: Any) -> None:
-    """Refuse what is not a short text on one line."""
+    """Refuse what is not one line of at most 1000 characters."""
     if type(value) is not str or len(value) > 1000 or not value.isprintable():
         raise ConfigError(f"{name} must be one line of text, not {shown(value)}")
 
@@ -149,19 +149,19 @@ def word(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def divides(divisor: tuple[str, int], number: tuple[str, int]) -> None:
-    """Refuse a degree that does not divide the axis that it splits.
+    """Refuse a size that does not divide another.
 
-    >>> divides(("tensor parallel", 3), ("heads", 64))
+    >>> divides(("tensor-parallel size", 3), ("heads", 64))
     Traceback (most recent call last):
         ...
-    memcalc.errors.ConfigError: tensor parallel 3 does not divide heads 64
+    memcalc.errors.ConfigError: tensor-parallel size 3 does not divide heads 64
     """
     if number[1] % divisor[1]:
         raise ConfigError(f"{divisor[0]} {divisor[1]} does not divide {number[0]} {number[1]}")
 
 
 def padded(size: int, multiple: int, tp: int, assumed: list[str]) -> int:
-    """A vocabulary padded so that t ranks split it in multiples, as Megatron-LM does; and a line.
+    """A vocabulary size, padded to a multiple per tensor-parallel rank, as in Megatron-LM.
 
     >>> padded(50257, 128, 8, [])
     51200
@@ -179,5 +179,8 @@ def shown(value: Any) -> str:
     """A value as a message shows it: never more than a few words."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "a number of more than 20 digits"
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # a number in it has thousands of digits
+        return f"a {type(value).__name__}"
     return shown if len(shown) <= 40 else f"{shown[:37]}..."

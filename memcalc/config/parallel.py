@@ -1,4 +1,4 @@
-"""How a model is spread over ranks."""
+"""How a model is split over ranks."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,22 @@ from memcalc.config.pipeline import Chunk
 from memcalc.errors import ConfigError
 
 CONTEXT_KINDS = {
-    "ring": "keys and values go round from rank to rank (ring attention, Megatron's p2p)",
-    "all_gather": "keys and values are gathered whole",
+    "ring": "keys and values pass from rank to rank (ring attention, Megatron's p2p)",
+    "all_gather": "keys and values are gathered on every rank",
     "all_to_all": "heads are exchanged for tokens (Ulysses)",
 }
 ZERO = {
     0: "nothing",
-    1: "the optimizer's states",
-    2: "the optimizer's states and gradients",
-    3: "the optimizer's states, gradients and weights",
+    1: "optimizer states",
+    2: "optimizer states and gradients",
+    3: "optimizer states, gradients and weights",
 }
 SHARDERS = {
     "megatron": "Megatron-LM's distributed optimizer, over data- and context-parallel ranks",
     "megatron-fsdp": "Megatron-FSDP, over data- and context-parallel ranks",
     "deepspeed": "DeepSpeed's ZeRO, over data- and sequence-parallel ranks",
-    "fsdp2": "PyTorch's fully_shard, whose shards of weights are the optimizer's own copy",
-    "nanotron": "nanotron's ZeRO, over data-parallel ranks alone",
+    "fsdp2": "PyTorch's fully_shard, whose weight shards are also the master weights",
+    "nanotron": "nanotron's ZeRO, over data-parallel ranks only",
 }
 
 MOST = {"megatron": 1, "nanotron": 1}  # the highest ZeRO stage of a sharder
@@ -30,18 +30,18 @@ MOST = {"megatron": 1, "nanotron": 1}  # the highest ZeRO stage of a sharder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """The degrees of parallelism. Degree 1 is none.
+    """The parallel sizes. Size 1 means none.
 
     Attributes:
-        tp: t, tensor parallel.
-        sp: Whether sequence parallelism splits what tensor parallelism leaves whole.
-        pp: p, pipeline parallel.
-        vpp: m, virtual stages of a pipeline rank (the interleaved schedule).
-        dp: Data parallel.
-        cp: c, context parallel: ranks that split the whole sequence, in attention too.
-        cp_kind: How attention sees the rest of the sequence: a word of ``CONTEXT_KINDS``.
-        ep: e, expert parallel: ranks over which a layer's experts are spread.
-        etp: Tensor parallel of the experts, or None where it is t, as everywhere else.
+        tp: t, tensor-parallel size.
+        sp: Whether sequence parallelism shards what tensor parallelism replicates.
+        pp: p, pipeline-parallel size.
+        vpp: m, model chunks per pipeline rank (the interleaved schedule).
+        dp: Data-parallel size.
+        cp: c, context-parallel size: ranks that shard the sequence, in attention too.
+        cp_kind: How context parallelism exchanges keys and values: a word of ``CONTEXT_KINDS``.
+        ep: e, expert-parallel size: ranks over which the experts of a layer are sharded.
+        etp: Tensor-parallel size of the experts; None is t.
         schedule: The pipeline's schedule, a word of ``memcalc.config.pipeline.SCHEDULES``; None is
             1F1B, interleaved where a rank has virtual stages.
         microbatch_group_size: Of the interleaved schedule, how many micro-batches run through one
@@ -59,7 +59,7 @@ class Parallel:
             instances of Megatron's distributed optimizer.
 
     Raises:
-        ConfigError: A degree is out of its bounds, or two contradict each other.
+        ConfigError: A size is out of range, or two settings contradict each other.
 
     >>> Parallel(tp=8, sp=True).tp
     8
@@ -87,7 +87,7 @@ class Parallel:
 
     @property
     def order(self) -> str:
-        """The schedule by its name, whether it was named or not; one stage has no choice.
+        """The name of the schedule that runs; one stage always runs 1F1B.
 
         >>> Parallel(pp=4).order, Parallel(pp=4, vpp=2).order, Parallel(schedule="zb-v").order
         ('1f1b', 'interleaved', '1f1b')
@@ -98,7 +98,7 @@ class Parallel:
 
     @property
     def chunks_per_rank(self) -> int:
-        """The chunks that a pipeline rank has.
+        """Model chunks per pipeline rank.
 
         >>> Parallel(pp=4, schedule="zb-v").chunks_per_rank
         2
@@ -107,12 +107,12 @@ class Parallel:
 
     @property
     def copies(self) -> int:
-        """How many ranks of a pipeline hold each chunk, each for its share of the micro-batches."""
+        """Pipeline ranks that hold each model chunk, each for a part of the micro-batches."""
         return 2 if self.order in pipeline.FROM_BOTH_ENDS else 1
 
     @property
     def chunks(self) -> int:
-        """The chunks of the whole pipeline, from the embedding to the loss.
+        """The model chunks of the whole pipeline, from the embedding to the loss.
 
         >>> Parallel(pp=4, vpp=2).chunks, Parallel(pp=4, schedule="dualpipe").chunks
         (8, 4)
@@ -145,16 +145,16 @@ class Parallel:
         return self.microbatch_group_size or self.pp
 
     def spread(self, layers: int, further: int = 0) -> tuple[Chunk, ...]:
-        """What stands in each chunk of the pipeline, in its order.
+        """The layers of each model chunk, in the order of the pipeline.
 
         Args:
             layers: The layers of the model.
-            further: Its layers that predict further tokens: in the last chunk, unless the layout
-                says otherwise.
+            further: Its multi-token prediction layers: in the last chunk unless the layout says
+                otherwise.
 
         Raises:
-            ConfigError: The layout is of another model or pipeline, or what is said of the first
-                or last stage leaves what cannot be spread.
+            ConfigError: The layout does not match the model or the pipeline, or the layers of the
+                first and last stages leave a number that the others do not divide.
 
         >>> [chunk.layers for chunk in Parallel(pp=4, first_stage_layers=1).spread(10)]
         [1, 3, 3, 3]
@@ -185,7 +185,7 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """GPUs in all.
+        """The number of GPUs.
 
         >>> Parallel(tp=8, pp=35).ranks
         280
@@ -194,7 +194,7 @@ class Parallel:
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same parameters, experts apart.
+        """Ranks that hold the same parameters, except experts.
 
         >>> Parallel(tp=8, dp=4, cp=2).replicas
         8
@@ -203,23 +203,25 @@ class Parallel:
 
     @property
     def expert_replicas(self) -> int:
-        """Ranks of a stage that hold the same experts; 1 where nothing says how many ranks it has.
+        """Ranks of a stage that hold the same experts; 1 where the data-parallel size is not given.
 
         >>> Parallel(tp=4, dp=8, ep=8, etp=1).expert_replicas, Parallel(ep=8).expert_replicas
         (4, 1)
 
         Raises:
-            ConfigError: The experts' ranks do not divide the stage's.
+            ConfigError: The ranks of the experts do not divide those of the stage.
         """
         ranks, spread = self.tp * self.cp * self.dp, self.ep * self.expert_tp
-        if self.dp == 1 and ranks < spread:  # a size of 1 is also that of a file without one
+        if self.dp == 1 and ranks < spread:  # dp is also 1 where it is not given
             return 1
-        fields.divides(("expert x expert tensor parallel", spread), ("ranks of a stage", ranks))
+        fields.divides(
+            ("expert- x expert tensor-parallel size", spread), ("ranks of a stage", ranks)
+        )
         return ranks // spread
 
     @property
     def expert_tp(self) -> int:
-        """Tensor parallel of the experts.
+        """Tensor-parallel size of the experts.
 
         >>> Parallel(tp=8).expert_tp, Parallel(tp=8, etp=1).expert_tp
         (8, 1)
@@ -242,7 +244,7 @@ class Parallel:
         self._sharding()
 
     def _schedule(self) -> None:
-        """Refuse a schedule that the pipeline cannot run."""
+        """Refuse a schedule that does not fit the pipeline."""
         size = self.microbatch_group_size
         if size is not None:
             fields.whole("microbatch_group_size", size, 2**31)

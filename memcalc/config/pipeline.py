@@ -1,7 +1,7 @@
-"""Pipelines: the schedules that there are, and how a model's layers are spread over chunks.
+"""Pipelines: the schedules, and how a model's layers are split into chunks.
 
-A pipeline is a row of chunks, from the embedding to the loss. A rank has one of them, or several:
-``memcalc.analysis.schedule`` says which.
+A pipeline is a sequence of model chunks, from the embedding to the loss. A pipeline rank has one or
+several: ``memcalc.analysis.schedule`` says which.
 """
 
 import re
@@ -19,8 +19,8 @@ SCHEDULES = {
     "zb-v": "two model chunks per rank, down the pipeline and up again",
     "dualpipe": "micro-batches from both ends, with both ends' weights on every rank",
 }
-TWO_CHUNKS = ("zb-v", "dualpipe")  # schedules whose ranks have two chunks
-FROM_BOTH_ENDS = ("dualpipe",)  # schedules that have every chunk on two ranks
+TWO_CHUNKS = ("zb-v", "dualpipe")  # schedules with two chunks per rank
+FROM_BOTH_ENDS = ("dualpipe",)  # schedules with every chunk on two ranks
 
 # Large models have some 200 layers, DeepNet (arXiv 2203.00555) 1,000, and pipelines up to 128
 # stages. Each layer and stage is walked: with more than these an answer would take seconds.
@@ -29,11 +29,11 @@ MOST_STAGES = 1024
 
 
 class Chunk(NamedTuple):
-    """What stands in one chunk of a pipeline.
+    """The layers of one model chunk.
 
     Attributes:
-        layers: How many transformer layers.
-        further: How many layers that predict further tokens.
+        layers: Transformer layers.
+        further: Multi-token prediction layers.
     """
 
     layers: int
@@ -41,11 +41,11 @@ class Chunk(NamedTuple):
 
 
 def layout(value: Any) -> tuple[Chunk, ...]:
-    """Chunks in the pipeline's order, from their numbers of layers or in Megatron-LM's letters.
+    """Chunks in the order of the pipeline, from their numbers of layers or Megatron-LM's letters.
 
     The letters are those of ``--pipeline-model-parallel-layout``: E the embedding, t a layer, m one
-    that predicts a further token, L the loss, and a bar between chunks. (Where embedding and loss
-    stand is no choice: the first chunk has the one, the last the other.)
+    of multi-token prediction, L the loss, and a bar between chunks. (The embedding is always in the
+    first chunk, the loss in the last.)
 
     >>> [chunk.layers for chunk in layout("1,2,2,3")]
     [1, 2, 2, 3]
@@ -53,7 +53,7 @@ def layout(value: Any) -> tuple[Chunk, ...]:
     (Chunk(layers=1, further=1), 4)
 
     Raises:
-        ConfigError: The value says no such thing, or more layers than a layout can have.
+        ConfigError: The value is not a layout, or has too many layers.
     """
     if isinstance(value, str) and len(value) <= 2 * MOST:
         text = "".join(value.split())
@@ -65,14 +65,14 @@ def layout(value: Any) -> tuple[Chunk, ...]:
         return tuple(value)
     if not listed or not all(type(each) is int and 0 <= each <= MOST for each in value):
         raise ConfigError(
-            "layout must be the layers of each chunk, as in 1,2,2,3, or Megatron's letters, as in "
+            "layout must be the layers per chunk, as in 1,2,2,3, or Megatron's letters, as in "
             f"Et|(tt|)*2tL, not {fields.shown(value)}"
         )
     return tuple(Chunk(each) for each in value)
 
 
 def _letters(text: str) -> tuple[Chunk, ...]:
-    """Chunks that Megatron-LM's letters write (its pipeline_parallel_layer_layout.py)."""
+    """Chunks from Megatron-LM's letters (its pipeline_parallel_layer_layout.py)."""
     text = text.replace(",", "")
     # first what is in parentheses is repeated, then single letters
     for pattern in (r"\(([^()]+)\)\*([0-9]{1,6})", r"([EtmL|])\*([0-9]{1,6})"):
@@ -129,7 +129,7 @@ def batches(order: str, stages: int, group: int, number: int) -> tuple[str, list
 
 
 def even(layers: int, chunks: int, embedding: bool = False, loss: bool = False) -> list[int]:
-    """The layers of each chunk where all are as long, or, by one, the first ones longer.
+    """The layers of each chunk of an even split; the first ones have the remainder.
 
     Embedding and loss may count as layers (Megatron-LM's
     ``--account-for-embedding-in-pipeline-split`` and ``-loss-``).
@@ -147,7 +147,7 @@ def even(layers: int, chunks: int, embedding: bool = False, loss: bool = False) 
 def uneven(
     layers: int, stages: int, virtual: int, first: int | None, last: int | None
 ) -> list[int]:
-    """The layers of each chunk where the first or last rank has its own number of them.
+    """The layers of each chunk where the first or last rank has its own number of layers.
 
     As Megatron-LM's ``--decoder-first-pipeline-num-layers`` and ``-last-``.
 
@@ -155,7 +155,7 @@ def uneven(
     [1, 2, 2, 3]
 
     Raises:
-        ConfigError: What is left does not divide over the other ranks, or a rank's over its chunks.
+        ConfigError: The other ranks do not divide the rest, or chunks the layers of a rank.
     """
     of = {0: first, stages - 1: last}
     own = {rank: number for rank, number in of.items() if number is not None}

@@ -11,16 +11,16 @@ from memcalc.errors import ConfigError
 
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
 OPTIMIZERS = {
-    "adam": "two moments of each parameter (Adam, AdamW)",
-    "sgd": "a momentum of each parameter",
-    "muon": "a momentum of the matrices of layers, and Adam's moments of all else",
+    "adam": "two moments per parameter (Adam, AdamW)",
+    "sgd": "a momentum per parameter",
+    "muon": "a momentum per weight of the layers' matrices, Adam's moments for all others",
 }
 
 # Tokens routed to the busiest expert rank under an unbalanced router, as a multiple of a balanced
 # share: the usual capacity factor (Fedus et al. 2021, arXiv 2101.03961, section 2.2).
 UNBALANCED = 1.25
 
-# What an optimizer keeps beside the weights, by its type: bytes of an element.
+# Bytes per element of gradients and optimizer states, by dtype.
 MAIN_GRADS = {"fp32": 4, "bf16": 2, "fp16": 2}
 MAIN_PARAMS = {"fp32": 4, "fp16": 2, "remainder": 2, "none": 0}
 MOMENTS = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -30,7 +30,7 @@ FROZEN = (*REGIONS, "embedding", "head")  # the parts of a model that may be fro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One training run's settings.
+    """The settings of a training run.
 
     Attributes:
         seq_length: s, tokens of a sequence.
@@ -59,7 +59,7 @@ class Run:
         environment: The settings of libraries.
 
     Raises:
-        ConfigError: A value is out of its bounds.
+        ConfigError: A value is out of range.
 
     >>> Run(seq_length=2048).activation_bytes
     2
@@ -104,7 +104,7 @@ class Run:
         self._training()
 
     def _training(self) -> None:
-        """Refuse what no optimizer keeps."""
+        """Check the optimizer, its dtypes and the frozen parts."""
         fields.word("optimizer", self.optimizer, OPTIMIZERS)
         fields.word("main_grads", self.main_grads, MAIN_GRADS)
         fields.word("main_params", self.main_params, MAIN_PARAMS)
@@ -119,9 +119,9 @@ class Run:
         if self.bucket is not None:
             fields.whole("bucket", self.bucket, 2**40)
         if self.fp8_params and self.precision != "fp8":
-            raise ConfigError("weights in fp8 need precision fp8")
+            raise ConfigError("--fp8-params needs --precision fp8")
         if self.main_params == "remainder" and self.precision not in ("bf16", "fp8"):
-            raise ConfigError(f"main_params remainder is of bf16 weights, not {self.precision}")
+            raise ConfigError(f"main_params remainder needs bf16 weights, not {self.precision}")
 
     def recomputing(self, *words: str) -> "Run":
         """The same run with another recomputation.
@@ -132,14 +132,14 @@ class Run:
         return replace(self, recompute=words, recompute_method=None, recompute_layers=None)
 
     def _method(self, chosen: Policy) -> None:
-        """Refuse a number of layers that nothing counts."""
+        """Refuse a method or number of layers without full recomputation."""
         if self.recompute_method is not None:
             fields.word("recompute_method", self.recompute_method, METHODS)
         if self.recompute_layers is not None and self.recompute_layers != 0:
             fields.whole("recompute_layers", self.recompute_layers, 100_000)
         given = self.recompute_method is not None or self.recompute_layers is not None
         if given and chosen != POLICIES["full"]:
-            raise ConfigError("a method or number of recomputed layers needs recompute full")
+            raise ConfigError("--recompute-method and --recompute-layers need --recompute full")
 
     @property
     def policy(self) -> Policy:

@@ -190,7 +190,7 @@ class TestRows:
         row = changed(MEGATRON, "args", "tensor-model-parallel-size", to=3)
         (found,) = rows(written(row))
         assert found.peak is found.peak_error is None
-        assert found.flags == ["refused: tensor parallel 3 does not divide heads 8"]
+        assert found.flags == ["refused: tensor-parallel size 3 does not divide heads 8"]
 
     @pytest.mark.parametrize(
         ("gpu", "flag"), [("TPU", "unknown GPU TPU"), (None, "unknown GPU"), (..., "unknown GPU")]

@@ -165,7 +165,9 @@ class TestScripts:
         assert (model.experts, model.experts_per_token, model.expert_ffn_size) == (8, 2, 14336)
         assert (model.kv_heads, model.norm, model.position) == (8, "rmsnorm", "rotary")
         assert (parallel.ep, parallel.pp, parallel.etp) == (8, 4, None)
-        assert config.warnings == ("sequence parallelism has no effect with tensor parallel 1",)
+        assert config.warnings == (
+            "sequence parallelism has no effect with tensor-parallel size 1",
+        )
 
     def test_deepseek_has_its_latent_attention_and_its_dense_layers(self, script):
         model = script(DEEPSEEK).model
@@ -470,14 +472,14 @@ class TestMegatronArguments:
             ("--multi-latent-attention", "needs --kv-lora-rank"),
             ("--window-size x", "--window-size must start with a whole number"),
             ("--num-experts 4 --moe-layer-freq 0", "--moe-layer-freq must be at least 1"),
-            ("--num-experts 4 --moe-layer-freq [0]*9", "moe_layers is for 9 layers"),
+            ("--num-experts 4 --moe-layer-freq [0]*9", "moe_layers has 9 layers"),
             ("--num-layers-per-virtual-pipeline-stage 3", "3 x pipeline-parallel size 1 does"),
             ("--num-layers-per-virtual-pipeline-stage 0", "0 x pipeline-parallel size 1 does"),
             (
                 "--vocab-size 5 --make-vocab-size-divisible-by 0",
                 "must be padded to a multiple of at least 1, not 0",
             ),
-            ("--tensor-model-parallel-size 3", "tensor parallel 3 does not divide heads 8"),
+            ("--tensor-model-parallel-size 3", "tensor-parallel size 3 does not divide heads 8"),
             ("--tensor-model-parallel-size 0", "tp must be a whole number"),
         ],
     )
@@ -995,7 +997,7 @@ class TestRunFiles:
             assert memcalc(f"ledger gpt2 --run {path}").status == 0
 
     def test_a_run_is_a_path(self):
-        with pytest.raises(ConfigError, match="a run is a path, not a int"):
+        with pytest.raises(ConfigError, match="run must be a path, not a int"):
             load("22b", 3)
 
     def test_yaml_is_not_loaded_until_it_is_read(self, tmp_path):

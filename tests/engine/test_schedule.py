@@ -385,7 +385,7 @@ class TestSplits:
             ({"pp": 4, "layout": "Et|t|tL|"}, "L in its last"),
             ({"pp": 4, "layout": "E|tmt|L"}, "before those of multi-token prediction"),
             ({"pp": 4, "layout": "(t*99999|)*99999L"}, "at most 4096"),
-            ({"pp": 2, "layout": [1, -1]}, "must be the layers of each chunk"),
+            ({"pp": 2, "layout": [1, -1]}, "must be the layers per chunk"),
             ({"pp": 2, "layout": "Et*48mL|L"}, "must be written in E"),
             ({"pp": 4, "first_stage_layers": 7}, "stages between 3 does not divide layers left"),
             (
@@ -417,7 +417,7 @@ class TestSplits:
     def test_a_schedule_of_one_stage_has_no_effect_and_that_is_said(self):
         config = load("22b", schedule="dualpipe")
         assert stages(config) == stages(load("22b"))
-        assert config.warnings == ("schedule dualpipe has no effect with pipeline parallel 1",)
+        assert config.warnings == ("schedule dualpipe has no effect with pipeline-parallel size 1",)
 
     def test_a_stage_may_have_no_layer(self):
         config = load("22b", pp=3, layout="E|t*48|L")
