@@ -13,6 +13,7 @@ from memcalc.analysis.schedule import (
     MOST_FILLED,
     MOST_PASSES,
     SPLIT_BACKWARD,
+    InFlight,
     kept_whole,
     order,
     peak,
@@ -22,7 +23,8 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MTP, kind_of, kinds
 from memcalc.blocks.layer import layers as layers_of
-from memcalc.config import Config
+from memcalc.config import Config, Parallel
+from memcalc.config.pipeline import MOST_STAGES
 from memcalc.graph.graph import Graph
 
 
@@ -94,13 +96,12 @@ def stage(
     """
     parallel = config.parallel
     weights = chunk_weights(config, number, accounting, frees_outputs)
-    steps = order(parallel, number, config.microbatches, MOST_FILLED if whole else MOST_PASSES)
+    window = 0
     if whole:
-        everything = recomputing_nothing(config)
         window = in_flight(config, number)
-        steps = kept_whole(steps, whole, window, len(weights))
-        weights += chunk_weights(everything, number, accounting, frees_outputs)
-    held = peak(steps, lambda chunk: sum(weights[chunk][0]), lambda chunk: sum(weights[chunk][1]))
+        weights += chunk_weights(recomputing_nothing(config), number, accounting, frees_outputs)
+    sizes = tuple((sum(until), sum(late)) for until, late in weights)
+    held = _peak(parallel, number, config.microbatches, sizes, whole, window)
     parts = [
         sum(
             count.whole * weights[chunk][0][part] + count.waiting * weights[chunk][1][part]
@@ -114,6 +115,22 @@ def stage(
         microbatches[chunk % parallel.chunks_per_rank] += count.whole
         waiting[chunk % parallel.chunks_per_rank] += count.waiting
     return Held(number, dict(microbatches), dict(+waiting), *parts)
+
+
+@lru_cache(2 * MOST_STAGES)  # answers ask again, for other GPUs
+def _peak(
+    parallel: Parallel,
+    number: int,
+    microbatches: int,
+    sizes: tuple[tuple[int, int], ...],
+    whole: int,
+    window: int,
+) -> dict[int, InFlight]:
+    """What a stage holds of each chunk at its peak, by the bytes of one micro-batch of each."""
+    steps = order(parallel, number, microbatches, MOST_FILLED if whole else MOST_PASSES)
+    if whole:
+        steps = kept_whole(steps, whole, window, len(sizes) // 2)
+    return peak(steps, lambda chunk: sizes[chunk][0], lambda chunk: sizes[chunk][1])
 
 
 def in_flight(config: Config, number: int) -> int:
