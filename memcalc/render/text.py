@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -76,58 +76,72 @@ def render(report: Report, wide: bool = False) -> str:
 ANSWER = {True: "green", False: "red", None: ""}
 
 
+class _Shown(NamedTuple):
+    """A column of a table: its header in lines, its cells, and how wide it is and may be made."""
+
+    column: Column
+    header: list[str]
+    cells: list[str]
+    width: int
+    least: int
+
+
 def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int, list[Column]]:
     """The table with as many columns as there is room for, its width, and these columns."""
+    common, most = scales(report), console.width
     known = [
-        column
+        (column, *_column(column, report.column(column.name), common))
         for column in report.columns
         if not column.detail or any(each not in (None, "") for each in report.column(column.name))
     ]
-    endless = console.options.update(max_width=ENDLESS)
-    levels = sorted({int(column.detail) for column in known}, reverse=True)
+    levels = sorted({int(column.detail) for column, _, _ in known}, reverse=True)
     for level, header_width in product(levels, (HEADER, 0)):
-        columns = [column for column in known if column.detail <= level]
-        table = _table(report, columns, header_width, console.width)
-        width = console.measure(table, options=endless)
-        if wide or width.maximum <= console.width:
-            return table, width.maximum, columns
-    table = _table(report, columns, 0, console.width, fold=True)
-    width = console.measure(table, options=endless)
-    return table, max(console.width, width.minimum), columns
+        shown = [_shown(*each, header_width, most) for each in known if each[0].detail <= level]
+        width = sum(each.width + GAP for each in shown)
+        if wide or width <= most:
+            break
+    else:
+        shown = _folded(shown, width - most)
+        width = max(most, sum(each.width + GAP for each in shown))
+    return _table(shown), width, [each.column for each in shown]
 
 
-def _table(
-    report: Report, columns: Iterable[Column], header_width: int, most: int, fold: bool = False
-) -> Table:
-    """A table of some columns, with headers folded to this width, or that of their cells.
+def _shown(column: Column, header: str, cells: list[str], header_width: int, most: int) -> _Shown:
+    """A column whose header is folded to this width, or that of its cells."""
+    lines = textwrap.wrap(
+        header, max(header_width, *(len(text) for text in (*cells, *header.split(" "))))
+    )
+    width = max(map(len, (*cells, *lines)))
+    words = (word for text in (*cells, *lines) for word in text.split(" "))
+    least = min(most, max(map(len, words))) if column.unit == "text" else width
+    return _Shown(column, lines, cells, width, least)
 
-    With ``fold``, text is folded at its spaces where the table is wider than ``most``; only a word
-    that is wider than this is broken.
+
+def _folded(shown: list[_Shown], excess: int) -> list[_Shown]:
+    """The columns, narrower by this much in all where text can be folded at its spaces.
+
+    Only a word that is wider than the terminal is broken.
     """
+    found = list(shown)
+    for at in sorted(range(len(shown)), key=lambda at: shown[at].least - shown[at].width):
+        cut = max(0, min(excess, shown[at].width - shown[at].least))
+        found[at] = shown[at]._replace(width=shown[at].width - cut)
+        excess -= cut
+    return found
+
+
+def _table(shown: Iterable[_Shown]) -> Table:
+    """The table, each column as wide as it says."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1))
-    cells, widths, least = [], [], []
-    common = scales(report)
-    for column in columns:
-        header, values = _column(column, report.column(column.name), common)
-        width = max(header_width, *(len(text) for text in (*values, *header.split(" "))))
-        lines = textwrap.wrap(header, width)
+    for each in shown:
         table.add_column(
-            "\n".join(lines),
-            justify="left" if column.unit in ("text", "formula") else "right",
-            no_wrap=column.unit != "text",
+            "\n".join(each.header),
+            justify="left" if each.column.unit in ("text", "formula") else "right",
+            no_wrap=each.column.unit != "text",
             overflow="fold",
+            width=each.width,
         )
-        cells.append(values)
-        widths.append(max(map(len, (*values, *lines))))
-        words = [word for text in (*values, *lines) for word in text.split(" ")]
-        least.append(min(most, max(map(len, words))) if column.unit == "text" else widths[-1])
-    if fold:
-        excess = sum(widths) + GAP * len(widths) - most
-        for at in sorted(range(len(widths)), key=lambda at: least[at] - widths[at]):
-            cut = max(0, min(excess, widths[at] - least[at]))
-            table.columns[at].width = widths[at] - cut
-            excess -= cut
-    for row in zip(*cells, strict=True):
+    for row in zip(*(each.cells for each in shown), strict=True):
         table.add_row(*(Text(cell) for cell in row))
     return table
 
