@@ -408,9 +408,8 @@ class TestReport:
         assert (outcome.status, outcome.out) == (2, "")
         assert outcome.err == f"memcalc: {RUNS}: no run has an id like 'nope'\n"
 
-    def test_a_text_has_errors_in_per_cent_and_the_largest_parts(self, memcalc, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "300")
-        out = memcalc(f"backtest {RUNS}").out
+    def test_a_text_has_errors_in_per_cent_and_the_largest_parts(self, memcalc):
+        out = memcalc(f"backtest {RUNS} --wide").out
         (line,) = (line for line in out.splitlines() if "gpt.example_tp2_pp2@A100" in line)
         assert re.search(r"[+-]\d+\.\d\d", line)
         assert "stage 1, loss: " in line
