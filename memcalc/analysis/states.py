@@ -354,7 +354,7 @@ def shard_ranks(config: Config, expert: bool) -> int:
     if parallel.replicas == 1:
         return ranks
     copies_ = "--shard-copies", parallel.shard_copies
-    fields.divides(copies_, ("ranks that hold the same experts", ranks))
+    fields.divides(copies_, ("ranks with the same experts", ranks))
     return ranks // parallel.shard_copies
 
 

@@ -46,23 +46,20 @@ class Config:
         for name, kind in (("model", Model), ("parallel", Parallel), ("run", Run)):
             fields.instance(name, getattr(self, name), kind)
         model, tp = self.model, self.parallel.tp
-        tensor = ("tensor-parallel size", tp)
+        tensor = ("--tp", tp)
         fields.divides(tensor, ("heads", model.heads))
         if model.kv_heads >= tp:
             fields.divides(tensor, ("kv_heads", model.kv_heads))
         else:
             fields.divides(("kv_heads", model.kv_heads), tensor)
-            fields.divides(
-                tensor,
-                ("the query, key and value width", _qkv_width(model)),
-            )
+            fields.divides(tensor, ("(heads + 2 x kv_heads) x head_size", _qkv_width(model)))
         fields.divides(tensor, ("ffn_size", model.ffn_size))
         self._experts_divide()
         chunks = self.parallel.chunks
         if chunks > 1 and model.encoder_layers is not None:
             raise ConfigError(
-                f"{model.name} is an encoder-decoder, whose pipeline stages are not modelled: "
-                f"--pp must be 1, not {self.parallel.pp}"
+                f"pipeline stages of encoder-decoders are not modelled: {model.name} needs --pp "
+                f"1, not {self.parallel.pp}"
             )
         counted = self.parallel.embedding_as_layer + self.parallel.loss_as_layer
         if self.parallel.layout is None and chunks > model.layers + counted:
@@ -73,20 +70,18 @@ class Config:
         if self.run.global_batch_size is not None:
             at_once = self.run.micro_batch_size * self.parallel.dp
             fields.divides(
-                ("micro-batch size x data-parallel size", at_once),
-                ("global batch size", self.run.global_batch_size),
+                ("--micro-batch-size x --dp", at_once),
+                ("--global-batch-size", self.run.global_batch_size),
             )
             self._batches_run(at_once)
         ranks = self.parallel.cp * (tp if self.parallel.sp else 1)
-        name = (
-            "sequence-parallel size" if self.parallel.cp == 1 else "context- x tensor-parallel size"
-        )
-        fields.divides((name, ranks), ("sequence length", self.run.seq_length))
+        name = "--cp x --tp (with --sp)" if self.parallel.cp > 1 else "--tp (with --sp)"
+        name = name if self.parallel.sp else "--cp"
+        fields.divides((name, ranks), ("--seq-length", self.run.seq_length))
         if self.parallel.cp > 1 and self.parallel.cp_kind == "all_to_all":
-            heads = model.kv_heads if model.kv_heads < model.heads else model.heads
-            fields.divides(
-                ("context- x tensor-parallel size", self.parallel.cp * tp), ("heads", heads)
-            )
+            name = "kv_heads" if model.kv_heads < model.heads else "heads"
+            exchanged = ("--cp x --tp (with --cp-kind all_to_all)", self.parallel.cp * tp)
+            fields.divides(exchanged, (name, getattr(model, name)))
 
     def _batches_run(self, at_once: int) -> None:
         """Refuse a global batch whose micro-batches the pipeline's schedule cannot run."""
@@ -96,8 +91,8 @@ class Config:
             why, valid = refused
             nearest_valid = " or ".join(str(number * at_once) for number in valid)
             raise ConfigError(
-                f"global batch size {self.run.global_batch_size} cannot run under schedule "
-                f"{order}: {why}; nearest valid --global-batch-size: {nearest_valid}"
+                f"--global-batch-size {self.run.global_batch_size} does not fit schedule {order}: "
+                f"{why}; nearest valid --global-batch-size: {nearest_valid}"
             )
 
     def _experts_divide(self) -> None:
@@ -105,19 +100,15 @@ class Config:
         model, parallel = self.model, self.parallel
         if model.experts is None:
             if parallel.ep > 1 or parallel.etp is not None:
-                raise ConfigError(
-                    f"expert parallelism needs an MoE model; {model.name} has no experts"
-                )
+                raise ConfigError(f"--ep and --etp need experts; {model.name} has none")
             return
         assert model.expert_ffn_size is not None
-        fields.divides(("expert-parallel size", parallel.ep), ("experts", model.experts))
-        of_experts = ("expert tensor-parallel size", parallel.expert_tp)
+        fields.divides(("--ep", parallel.ep), ("experts", model.experts))
+        of_experts = ("--tp" if parallel.etp is None else "--etp", parallel.expert_tp)
         fields.divides(of_experts, ("expert_ffn_size", model.expert_ffn_size))
         _ = parallel.expert_replicas  # raises if the ranks of a stage are not a multiple
         if model.shared_ffn_size is not None:
-            fields.divides(
-                ("tensor-parallel size", parallel.tp), ("shared_ffn_size", model.shared_ffn_size)
-            )
+            fields.divides(("--tp", parallel.tp), ("shared_ffn_size", model.shared_ffn_size))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -126,11 +117,11 @@ class Config:
         kernels = self.run.implementation
         lines += without_effect(self.model, self.parallel, self.run)
         if self.run.recompute_layers == 0:
-            lines.append("full recomputation of 0 layers recomputes nothing")
+            lines.append("--recompute-layers 0 recomputes nothing")
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
             lines.append(
-                "MoE with tensor parallelism but without --sp: Megatron-core refuses this; "
-                "counted as if every rank dispatched all tokens"
+                "Megatron-core refuses experts with tensor parallelism but no sequence "
+                "parallelism (--sp): counted as if every rank dispatched all tokens"
             )
         if self.run.precision == "fp8":
             lines.append(
@@ -141,7 +132,8 @@ class Config:
         flash = kernels.attention == "flash" and self.masked_layers != "all" and not windowed
         if flash and self.run.precision == "fp32":
             lines.append(
-                "flash kernels support only bf16 and fp16: counted as if one supported fp32"
+                "flash attention kernels do not support fp32: counted as if they did (set "
+                "--attention unfused, or --precision bf16)"
             )
         most = self.model.max_seq_length
         if most is not None and self.run.seq_length > most:
@@ -150,12 +142,13 @@ class Config:
             )
         if kernels.name.startswith("transformers-") and self.parallel.tp > 1:
             lines.append(
-                "Hugging Face layers with tensor parallelism are not measured: counted as torch's"
+                "Hugging Face's layers were not measured with tensor parallelism: the tensors "
+                "are sharded as in implementation torch"
             )
         if self.run.frozen:
             lines.append(
-                "frozen parts: activations are counted as if all parts were trained, which is an "
-                "upper bound"
+                "--frozen uses less memory than counted (activations are counted as if all parts "
+                "were trained)"
             )
         lines += self._stacks_warnings()
         lines += nothing_recomputed(self.model, self.run)
@@ -168,13 +161,17 @@ class Config:
         model, kernels = self.model, self.run.implementation
         lines = []
         if model.position == "relative" and kernels.attention == "flash":
-            instead = "counted as if one did"
+            instead = "counted as if they did"
             if kernels.keeps_masks:
-                instead = "PyTorch's memory-efficient kernel runs, and every layer saves the bias"
-            lines.append(f"flash kernels do not support a bias of relative positions: {instead}")
+                instead = (
+                    "counted as PyTorch's memory-efficient kernel, with a bias kept by every layer"
+                )
+            lines.append(f"flash attention kernels do not support relative positions: {instead}")
         theirs = kernels.name.startswith("transformers-")
         if theirs and model.encoder_layers is not None and self.run.precision == "fp16":
-            lines.append("Hugging Face's T5 uses more memory than counted in fp16 (clamped states)")
+            lines.append(
+                "uses more memory than counted (Hugging Face's T5 clamps hidden states in fp16)"
+            )
         return lines
 
     def _packed_value(self) -> list[str]:
@@ -185,8 +182,8 @@ class Config:
         width = 2 * model.heads * model.head_size // self.parallel.tp
         more = run.activation_bytes * run.seq_length * run.micro_batch_size * width
         return [
-            "not counted: Megatron-core's value is a view of the packed query, key and value, and "
-            f"keeps the other two beside their rotated copies: {more} bytes per layer more"
+            "not counted: Megatron-core's value is a view of the packed QKV tensor, so query and "
+            f"key are kept beside their rotated copies: {more} more bytes per layer"
         ]
 
     @property
@@ -234,7 +231,7 @@ class Config:
             return self
         each = 128 * tp
         padded = -(-size // each) * each
-        line = f"vocabulary {padded} ({size} padded to a multiple of {each}, as Megatron-LM's)"
+        line = f"vocabulary {padded} ({size} padded to a multiple of {each}, as in Megatron-LM)"
         model = replace(self.model, vocab_size=padded)
         return replace(self, model=model, assumed=(*self.assumed, line))
 
@@ -347,7 +344,7 @@ def configure(source: Source, overrides: Mapping[str, Any], run: RunSource | Non
     _accumulate(said, run.accumulation or source.accumulation)
     if "seq_length" not in said:
         if source.model.max_seq_length is None:
-            raise ConfigError(f"{source.model.name} gives no maximum sequence length: pass -s")
+            raise ConfigError(f"{source.model.name} has no context length: set --seq-length")
         said["seq_length"] = source.model.max_seq_length
         assumed.append(f"sequence length {said['seq_length']} (the model's context length)")
     if "micro_batch_size" not in said:
@@ -414,8 +411,8 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
         said["global_batch_size"] = said.get("micro_batch_size", 1) * accumulation * replicas
     elif "micro_batch_size" not in said and type(batch) is int:
         fields.divides(
-            ("gradient accumulation steps x data-parallel size", max(1, accumulation * replicas)),
-            ("global batch size", batch),
+            ("gradient accumulation steps x --dp", max(1, accumulation * replicas)),
+            ("--global-batch-size", batch),
         )
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
 
@@ -439,15 +436,15 @@ def _shard(said: dict[str, Any]) -> list[str]:
     elif said.get("sharder") in ("fsdp2", "megatron-fsdp"):
         if "zero" not in said:
             said["zero"] = 3
-            assumed.append(f"zero 3 (sharder {said['sharder']})")
+            assumed.append(f"ZeRO stage 3 (the default of {said['sharder']})")
     elif said.get("zero") in (2, 3) and "sharder" not in said:
         said["sharder"] = "deepspeed"
-        assumed.append(f"sharder deepspeed (zero {said['zero']})")
+        assumed.append(f"DeepSpeed's sharding (the default for ZeRO stage {said['zero']})")
     if said.get("sharder") == "deepspeed" and "main_grads" not in said:
         narrow = {"fp32": "fp32", "fp16": "fp16"}.get(str(said.get("precision")), "bf16")
         said["main_grads"] = narrow
         if narrow == "bf16" and not said.get("zero"):
-            assumed.append("bf16 gradients (DeepSpeed from 0.18 on)")
+            assumed.append("bf16 gradients (as in DeepSpeed 0.18 and later)")
     return assumed
 
 
@@ -468,7 +465,7 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
                 f"--implementation {kernels.name} has {kernels.attention} attention: for "
                 "the other, use transformers-eager (unfused) or transformers-sdpa (flash)"
             )
-        others = f"all but attention: {kernels.source}"
+        others = f"otherwise {kernels.source}"
         kernels = replace(kernels, attention=said["attention"], source=others)
     given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
     chosen = {name: said[name] for name in (*given, "gathers_tokens") if name in said}
@@ -495,7 +492,7 @@ def _words(value: Any) -> tuple[str, ...]:
     """``"attention,mlp"`` or a list of words as a tuple of words."""
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
-        raise ConfigError("recompute must be a policy or regions, separated by commas")
+        raise ConfigError("--recompute must be a policy, or regions separated by commas")
     return tuple(word.strip() for word in words)
 
 
@@ -505,7 +502,7 @@ def _with_vocabulary(model: Model, said: Mapping[str, Any], tp: int, assumed: li
     if size is None:
         return model
     if model.classes is not None:
-        raise ConfigError(f"{model.name} has classes instead of a vocabulary")
+        raise ConfigError(f"{model.name} is a classifier and has no vocabulary: drop --vocab-size")
     fields.whole("vocab_size", size, 2**31)
     multiple = said.get("vocab_multiple")
     if multiple is not None:

@@ -15,32 +15,32 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
 
     >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
     >>> without_effect(model, Parallel(sp=True), _RUN)
-    ['sequence parallelism has no effect with tensor-parallel size 1']
+    ['--sp has no effect with --tp 1']
     """
-    one_stage = "with pipeline-parallel size 1" if parallel.pp == 1 else ""
+    one_stage = "with --pp 1" if parallel.pp == 1 else ""
     dense = f"on {model.name}, which has no experts" if model.experts is None else ""
     kernels = run.implementation
     usual = IMPLEMENTATIONS.get(kernels.name, kernels).expert_products
     said = {
-        "sequence parallelism": (parallel.sp, parallel.tp == 1 and "with tensor-parallel size 1"),
-        f"schedule {parallel.schedule}": (parallel.schedule is not None, one_stage),
-        "counting the embedding as a layer": (parallel.embedding_as_layer, one_stage),
-        "counting the loss as a layer": (parallel.loss_as_layer, one_stage),
-        f"cp_kind {parallel.cp_kind}": (
+        "--sp": (parallel.sp, parallel.tp == 1 and "with --tp 1"),
+        f"--schedule {parallel.schedule}": (parallel.schedule is not None, one_stage),
+        "--embedding-as-layer": (parallel.embedding_as_layer, one_stage),
+        "--loss-as-layer": (parallel.loss_as_layer, one_stage),
+        f"--cp-kind {parallel.cp_kind}": (
             parallel.cp_kind != _SPREAD.cp_kind,
-            parallel.cp == 1 and "with context-parallel size 1",
+            parallel.cp == 1 and "with --cp 1",
         ),
-        f"bucket {run.bucket}": (
+        f"--bucket {run.bucket}": (
             run.bucket is not None,
             (parallel.sharder != "deepspeed" or parallel.zero == 0)
-            and "without DeepSpeed's ZeRO (sharder deepspeed, zero 1 to 3)",
+            and "without DeepSpeed's ZeRO (--sharder deepspeed and --zero 1, 2 or 3)",
         ),
-        f"main_params {run.main_params}": (
+        f"--main-params {run.main_params}": (
             run.main_params != _RUN.main_params,
-            run.precision == "fp32" and "with fp32 weights, which need no master copy",
+            run.precision == "fp32" and "with --precision fp32, which needs no master weights",
         ),
-        f"imbalance {run.imbalance:g}": (run.imbalance != _RUN.imbalance, dense),
-        f"expert_products {kernels.expert_products}": (kernels.expert_products != usual, dense),
+        f"--imbalance {run.imbalance:g}": (run.imbalance != _RUN.imbalance, dense),
+        f"--expert-products {kernels.expert_products}": (kernels.expert_products != usual, dense),
     }
     lines = [f"{what} has no effect {why}" for what, (there, why) in said.items() if there and why]
     return lines + _frozen(model, run)
@@ -51,16 +51,18 @@ def nothing_recomputed(model: Model, run: Run) -> list[str]:
 
     >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
     >>> nothing_recomputed(model, _RUN.recomputing("moe"))
-    ['moe recomputes nothing: toy has none']
+    ['--recompute moe recomputes nothing: toy has no such region']
     """
     regions = run.policy.regions
     alone = model.latent or model.experts is not None or model.block != "pre_norm"
     lines = [
-        f"{name} recomputes nothing: {model.name} has none" for name in _absent(model, regions)
+        f"--recompute {name} recomputes nothing: {model.name} has no such region"
+        for name in _absent(model, regions)
     ]
     if "norm" in regions and run.implementation.norms_in_linears and not alone:
         lines.append(
-            "layernorm recomputes nothing: Transformer Engine fuses the norms into linears"
+            "--recompute layernorm recomputes nothing here: Transformer Engine fuses the norms "
+            "into the linears"
         )
     return lines
 

@@ -53,7 +53,7 @@ class Environment:
             fields.text("cublas_workspace", self.cublas_workspace)
             if not re.fullmatch(r"(:[0-9]{1,7}:[0-9]{1,4})+", self.cublas_workspace):
                 raise ConfigError(
-                    "cublas_workspace must be sizes in KiB with counts, such as ':4096:8'"
+                    "cublas_workspace must be :SIZE:COUNT pairs with SIZE in KiB, such as ':4096:8'"
                 )
 
     @property

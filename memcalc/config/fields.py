@@ -96,11 +96,11 @@ def pattern(name: str, value: Any, layers: int) -> tuple[int, ...]:
     listed = isinstance(found, (list, tuple))
     if not listed or not all(type(each) is int and each in (0, 1) for each in found):
         raise ConfigError(
-            f"{name} must be a list with a 0 or 1 per layer, or a text such as '[0]*3+[1]*58', "
+            f"{name} must be a list with a 0 or 1 per layer, or a pattern such as '[0]*3+[1]*58', "
             f"not {shown(value)}"
         )
     if len(found) != layers:
-        raise ConfigError(f"{name} has {len(found)} layers, but the model has {layers}")
+        raise ConfigError(f"{name} has {len(found)} entries for {layers} layers")
     return tuple(found)
 
 
@@ -149,15 +149,20 @@ def word(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def divides(divisor: tuple[str, int], number: tuple[str, int]) -> None:
-    """Refuse a size that does not divide another.
+    """Refuse a size that does not divide the axis that it shards.
 
-    >>> divides(("tensor-parallel size", 3), ("heads", 64))
+    >>> divides(("--tp", 3), ("heads", 64))
     Traceback (most recent call last):
         ...
-    memcalc.errors.ConfigError: tensor-parallel size 3 does not divide heads 64
+    memcalc.errors.ConfigError: --tp 3 must divide heads 64
+    >>> divides(("--micro-batch-size x --dp", 4), ("--global-batch-size", 6))
+    Traceback (most recent call last):
+        ...
+    memcalc.errors.ConfigError: --micro-batch-size x --dp = 4 must divide --global-batch-size 6
     """
     if number[1] % divisor[1]:
-        raise ConfigError(f"{divisor[0]} {divisor[1]} does not divide {number[0]} {number[1]}")
+        what, of = (f"{name}{' =' * (' ' in name)} {size}" for name, size in (divisor, number))
+        raise ConfigError(f"{what} must divide {of}")
 
 
 def padded(size: int, multiple: int, tp: int, assumed: list[str]) -> int:
@@ -168,7 +173,7 @@ def padded(size: int, multiple: int, tp: int, assumed: list[str]) -> int:
     """
     each = multiple * tp
     if each < 1:
-        raise ConfigError(f"the vocabulary must be padded to a multiple of at least 1, not {each}")
+        raise ConfigError(f"the vocabulary is padded to a multiple of at least 1, not of {each}")
     found = -(-size // each) * each
     if found != size:
         assumed.append(f"vocabulary {found} ({size} padded to a multiple of {each})")

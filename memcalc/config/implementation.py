@@ -168,8 +168,8 @@ IMPLEMENTATIONS = {
         ),
         Implementation(
             name="transformers-sdpa",
-            source="Hugging Face transformers 5, attn_implementation='sdpa' (a flash kernel, but "
-            "where it is given a mask)",
+            source="Hugging Face transformers 5, attn_implementation='sdpa' (a flash kernel, "
+            "except where a mask is passed)",
             fused_norms=False,
             fused_gelu=False,
             fused_gate=False,

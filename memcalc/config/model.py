@@ -252,10 +252,10 @@ class Model:
         if self.rope_head_size >= self.head_size:
             raise ConfigError(
                 f"rope_head_size {self.rope_head_size} must be less than head_size "
-                f"{self.head_size}, of which it is a part"
+                f"{self.head_size}, which includes it"
             )
         if self.kv_heads != self.heads:
-            raise ConfigError("multi-head latent attention has as many kv_heads as heads")
+            raise ConfigError("multi-head latent attention needs kv_heads equal to heads")
 
     def _mixture(self) -> None:
         """What a mixture of experts needs, and what needs it."""
@@ -269,7 +269,7 @@ class Model:
         assert self.experts_per_token is not None
         if self.experts_per_token > self.experts:
             raise ConfigError(
-                f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
+                f"experts_per_token {self.experts_per_token} must be at most experts {self.experts}"
             )
 
     def _relative(self) -> None:

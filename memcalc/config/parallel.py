@@ -7,9 +7,9 @@ from memcalc.config.pipeline import Chunk
 from memcalc.errors import ConfigError
 
 CONTEXT_KINDS = {
-    "ring": "keys and values pass from rank to rank (ring attention, Megatron's p2p)",
-    "all_gather": "keys and values are gathered on every rank",
-    "all_to_all": "heads are exchanged for tokens (Ulysses)",
+    "ring": "keys and values are passed from rank to rank (ring attention, Megatron's p2p)",
+    "all_gather": "keys and values are all-gathered",
+    "all_to_all": "all-to-all from sharded tokens to sharded heads (Ulysses)",
 }
 ZERO = {
     0: "nothing",
@@ -21,7 +21,7 @@ SHARDERS = {
     "megatron": "Megatron-LM's distributed optimizer, over data- and context-parallel ranks",
     "megatron-fsdp": "Megatron-FSDP, over data- and context-parallel ranks",
     "deepspeed": "DeepSpeed's ZeRO, over data- and sequence-parallel ranks",
-    "fsdp2": "PyTorch's fully_shard, whose weight shards are also the master weights",
+    "fsdp2": "PyTorch's fully_shard, whose weight shards are the master weights",
     "nanotron": "nanotron's ZeRO, over data-parallel ranks only",
 }
 
@@ -170,7 +170,8 @@ class Parallel:
                 return found
             if placed:
                 raise ConfigError(
-                    f"--layout has {placed} multi-token prediction layers, the model has {further}"
+                    f"--layout has {placed} multi-token prediction layers (m); the model has "
+                    f"{further}"
                 )
             numbers = [chunk.layers for chunk in found]
         elif self.first_stage_layers is not None or self.last_stage_layers is not None:
@@ -214,9 +215,8 @@ class Parallel:
         ranks, spread = self.tp * self.cp * self.dp, self.ep * self.expert_tp
         if self.dp == 1 and ranks < spread:  # dp is also 1 where it is not given
             return 1
-        fields.divides(
-            ("expert- x expert tensor-parallel size", spread), ("ranks of a stage", ranks)
-        )
+        name = "--ep x --tp" if self.etp is None else "--ep x --etp"
+        fields.divides((name, spread), ("--tp x --cp x --dp", ranks))
         return ranks // spread
 
     @property
@@ -276,42 +276,41 @@ class Parallel:
                 fields.whole(name, getattr(self, name), pipeline.MOST)
                 if self.pp == 1 or self.schedule in pipeline.TWO_CHUNKS:
                     raise ConfigError(
-                        f"--{name.replace('_', '-')} needs --pp of at least 2 and a schedule with "
-                        "one model chunk per stage"
+                        f"--{name.replace('_', '-')} needs --pp of at least 2, and a schedule "
+                        f"other than {' and '.join(pipeline.TWO_CHUNKS)}"
                     )
         ways = {
             "--layout": self.layout is not None,
-            "--first-stage-layers or --last-stage-layers": (
+            "--first-stage-layers and --last-stage-layers": (
                 self.first_stage_layers,
                 self.last_stage_layers,
             )
             != (None, None),
-            "--embedding-as-layer or --loss-as-layer": self.embedding_as_layer
+            "--embedding-as-layer and --loss-as-layer": self.embedding_as_layer
             or self.loss_as_layer,
         }
         chosen = [way for way, there in ways.items() if there]
         if len(chosen) > 1:
-            raise ConfigError(f"{chosen[1]} contradicts {chosen[0]}")
+            raise ConfigError(f"{chosen[1]} cannot be combined with {chosen[0]}")
 
     def _sharding(self) -> None:
         """Refuse a sharding that the sharder does not have."""
         if type(self.zero) is not int or self.zero not in ZERO:
-            raise ConfigError(f"zero must be 0, 1, 2 or 3, not {fields.shown(self.zero)}")
+            raise ConfigError(f"--zero must be 0, 1, 2 or 3, not {fields.shown(self.zero)}")
         fields.word("sharder", self.sharder, SHARDERS)
         if self.sharder == "fsdp2" and self.zero < 2:
             raise ConfigError(
-                "--sharder fsdp2 shards weights, gradients and optimizer states: --zero must be 3, "
-                f"or 2 without resharding after forward, not {self.zero}"
+                "--sharder fsdp2 needs --zero 3 (or 2, which does not reshard after forward), not "
+                f"{self.zero}"
             )
         if self.sharder in MOST and self.zero > MOST[self.sharder]:
             raise ConfigError(
-                f"--sharder {self.sharder} has no --zero {self.zero}: use --sharder deepspeed, "
-                "fsdp2 or megatron-fsdp"
+                f"--sharder {self.sharder} shards optimizer states only (--zero 1): for --zero "
+                f"{self.zero} use --sharder deepspeed, fsdp2 or megatron-fsdp"
             )
         fields.whole("shard_copies", self.shard_copies, 2**20)
         if self.replicas > 1:
-            fields.divides(
-                ("--shard-copies", self.shard_copies), ("data-parallel ranks", self.replicas)
-            )
+            ranks = "--dp" if self.sharder == "nanotron" else "--dp x --cp"
+            fields.divides(("--shard-copies", self.shard_copies), (ranks, self.replicas))
         if self.shard_copies > 1 and self.zero == 0:
             raise ConfigError("--shard-copies needs --zero 1, 2 or 3: with 0 nothing is sharded")

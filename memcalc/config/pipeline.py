@@ -15,7 +15,7 @@ SCHEDULES = {
     "1f1b": "forwards until the pipeline is full, then one forward, one backward",
     "interleaved": "1F1B over several model chunks per rank",
     "zb-h1": "1F1B whose weight gradients fill bubbles, within 1F1B's memory",
-    "zb-h2": "the same, with more micro-batches in flight and no bubble",
+    "zb-h2": "as zb-h1, with more micro-batches in flight and no bubble",
     "zb-v": "two model chunks per rank, down the pipeline and up again",
     "dualpipe": "micro-batches from both ends, with both ends' weights on every rank",
 }
@@ -65,7 +65,7 @@ def layout(value: Any) -> tuple[Chunk, ...]:
         return tuple(value)
     if not listed or not all(type(each) is int and 0 <= each <= MOST for each in value):
         raise ConfigError(
-            "layout must be the layers per chunk, as in 1,2,2,3, or Megatron's letters, as in "
+            "--layout must be layers per chunk, such as 1,2,2,3, or Megatron's letters, such as "
             f"Et|(tt|)*2tL, not {fields.shown(value)}"
         )
     return tuple(Chunk(each) for each in value)
@@ -78,18 +78,19 @@ def _letters(text: str) -> tuple[Chunk, ...]:
     for pattern in (r"\(([^()]+)\)\*([0-9]{1,6})", r"([EtmL|])\*([0-9]{1,6})"):
         length = sum(len(m[1]) * int(m[2]) for m in re.finditer(pattern, text))
         if length > MOST:
-            raise ConfigError(f"layout must have at most {MOST} layers and chunks")
+            raise ConfigError(f"--layout must have at most {MOST} layers and chunks")
         text = re.sub(pattern, lambda m: m[1] * int(m[2]), text)
     if not re.fullmatch(r"\|*E[tm|]*L\|*", text):
         raise ConfigError(
-            "layout must be written in E (embedding, first), t (a layer), m (multi-token "
-            f"prediction), L (loss, last) and | between chunks, not {fields.shown(text)}"
+            "--layout must be layers per chunk, such as 1,2,2,3, or letters: E (embedding, first), "
+            "t (layer), m (multi-token prediction), L (loss, last), with | between chunks; not "
+            f"{fields.shown(text)}"
         )
     chunks = text.split("|")
     if "E" not in chunks[0] or "L" not in chunks[-1]:
-        raise ConfigError("layout must have E in its first chunk and L in its last")
+        raise ConfigError("--layout must have E in its first chunk and L in its last")
     if "t" in text[text.find("m") :] and "m" in text:
-        raise ConfigError("layout must have its layers t before those of multi-token prediction, m")
+        raise ConfigError("--layout must have every layer (t) before multi-token prediction (m)")
     return tuple(Chunk(chunk.count("t"), chunk.count("m")) for chunk in chunks)
 
 
@@ -108,23 +109,28 @@ def batches(order: str, stages: int, group: int, number: int) -> tuple[str, list
         number: The micro-batches of an iteration.
 
     >>> batches("interleaved", 8, 8, 12)
-    ('12 micro-batches in groups of 8 leave a last group of 4, fewer than the 8 stages', [8, 16])
+    ('in groups of 8, the last of 12 micro-batches are 4, fewer than the 8 stages', [8, 16])
     >>> batches("interleaved", 8, 8, 64)
     """
     if order == "interleaved":
         if number < group:
-            return f"a group has {group} micro-batches, more than the iteration's {number}", [group]
+            return (
+                f"--microbatch-group-size {group} needs as many micro-batches, not {number}",
+                [group],
+            )
         whole, last = number - number % group, number % group
         if 0 < last < stages:
-            left = f"{number} micro-batches in groups of {group} leave a last group of {last}"
+            left = f"in groups of {group}, the last of {number} micro-batches are {last}"
             return f"{left}, fewer than the {stages} stages", [whole, whole + stages]
     if order == "dualpipe":
         if number < 2 * stages:
-            return f"its {stages} stages need {2 * stages} micro-batches, not {number}", [
-                2 * stages
-            ]
+            least = 2 * stages
+            return f"{stages} stages need at least {least} micro-batches, not {number}", [least]
         if number % 2:
-            return f"{number} micro-batches are not an even number", [number - 1, number + 1]
+            return f"the number of micro-batches must be even, not {number}", [
+                number - 1,
+                number + 1,
+            ]
     return None
 
 
@@ -166,9 +172,12 @@ def uneven(
             f"--first-stage-layers and --last-stage-layers ({said}) do not fit the model's "
             f"{layers} layers"
         )
-    if others:
-        fields.divides(("stages between", others), ("layers left for them", rest))
+    if others and rest % others:
+        raise ConfigError(
+            f"the other {others} stages cannot share {rest} layers evenly: change "
+            "--first-stage-layers or --last-stage-layers"
+        )
     ranks = [own.get(rank, rest // max(1, others)) for rank in range(stages)]
     for number in ranks:
-        fields.divides(("vpp", virtual), ("layers of a stage", number))
+        fields.divides(("--vpp", virtual), ("layers per stage", number))
     return [number // virtual for number in ranks] * virtual

@@ -66,8 +66,8 @@ POLICIES = {
 
 # What the number N of full recomputation counts (Megatron-LM, --recompute-method).
 METHODS = {
-    "uniform": "layers per checkpointed block, recomputed from the input of the first",
-    "block": "layers of each model chunk that are recomputed; the others are not",
+    "uniform": "layers per checkpoint, recomputed from the input of the first",
+    "block": "layers of each model chunk are recomputed, the others are not",
 }
 
 # Words of Megatron-core's --recompute-modules that are not names of regions, or mean more.
@@ -97,7 +97,7 @@ def policy(words: Iterable[str]) -> Policy:
     """
     words = tuple(words)
     if "none" in words and len(words) > 1:
-        raise ConfigError("recompute none excludes all other words")
+        raise ConfigError("--recompute none cannot be combined with other policies or regions")
     found = Policy()
     for word in words:
         if word in POLICIES:
@@ -108,7 +108,7 @@ def policy(words: Iterable[str]) -> Policy:
             found |= Policy(frozenset({word}))
         else:
             hint = nearest(word[:40], WORDS, "`memcalc ledger --help`")
-            raise ConfigError(f"recompute {word[:40]!r} is neither a policy nor a region; {hint}")
+            raise ConfigError(f"--recompute {word[:40]!r} is neither a policy nor a region; {hint}")
     outermost = frozenset(name for name in found.regions if not _inside(name, found.regions))
     return found._replace(regions=outermost, dropped=found.dropped & outermost)
 

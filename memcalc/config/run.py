@@ -112,7 +112,7 @@ class Run:
         fields.flag("fp8_params", self.fp8_params)
         frozen = self.frozen.split(",") if isinstance(self.frozen, str) else self.frozen
         if not isinstance(frozen, (list, tuple)):
-            raise ConfigError(f"frozen must be parts of a model, not {fields.shown(frozen)}")
+            raise ConfigError(f"--frozen must name parts of the model, not {fields.shown(frozen)}")
         for word in frozen:
             fields.word("frozen", word, FROZEN)
         object.__setattr__(self, "frozen", tuple(frozen))
@@ -121,7 +121,7 @@ class Run:
         if self.fp8_params and self.precision != "fp8":
             raise ConfigError("--fp8-params needs --precision fp8")
         if self.main_params == "remainder" and self.precision not in ("bf16", "fp8"):
-            raise ConfigError(f"main_params remainder needs bf16 weights, not {self.precision}")
+            raise ConfigError(f"--main-params remainder needs bf16 weights, not {self.precision}")
 
     def recomputing(self, *words: str) -> "Run":
         """The same run with another recomputation.

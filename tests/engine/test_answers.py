@@ -82,4 +82,4 @@ def test_models_begin_with_their_number_and_one_with_its_size():
 def test_a_source_is_not_claimed_for_another_attention():
     own, other = layer(load("22b")).notes[0], layer(load("22b", attention="flash")).notes[0]
     assert "as Korthikanti et al. 2022 count it" in own
-    assert "(flash attention; all but attention: " in other
+    assert "(flash attention; otherwise " in other

@@ -190,7 +190,7 @@ class TestRows:
         row = changed(MEGATRON, "args", "tensor-model-parallel-size", to=3)
         (found,) = rows(written(row))
         assert found.peak is found.peak_error is None
-        assert found.flags == ["refused: tensor-parallel size 3 does not divide heads 8"]
+        assert found.flags == ["refused: --tp 3 must divide heads 8"]
 
     @pytest.mark.parametrize(
         ("gpu", "flag"), [("TPU", "unknown GPU TPU"), (None, "unknown GPU"), (..., "unknown GPU")]
@@ -242,7 +242,7 @@ class TestRows:
     def test_settings_of_libraries_that_make_no_sense_are_refused_row_by_row(self, written):
         row = changed(MEGATRON, "env", "CUBLAS_WORKSPACE_CONFIG", to="much")
         (found,) = rows(written(row))
-        assert found.flags[0].startswith("refused: cublas_workspace must be sizes in KiB")
+        assert found.flags[0].startswith("refused: cublas_workspace must be :SIZE:COUNT")
 
     @pytest.mark.parametrize(
         ("forbidden", "kernel"),

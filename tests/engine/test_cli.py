@@ -260,7 +260,7 @@ class TestJson:
     def test_warnings_are_on_stderr_and_in_the_notes(self, memcalc):
         outcome = memcalc("ledger llama-3-8b --sp --format json")
         assert outcome.status == 0
-        warning = "sequence parallelism has no effect with tensor-parallel size 1"
+        warning = "--sp has no effect with --tp 1"
         assert outcome.err == f"memcalc: warning: {warning}\n"
         assert f"warning: {warning}" in outcome.document["notes"]
 
@@ -270,7 +270,7 @@ class TestJson:
         assert memcalc("flops 22b --gpu h100 --iteration-time 1 --json").err == ""
 
     def test_text_on_stdout_says_a_warning_once(self, memcalc, tmp_path):
-        warning = "sequence parallelism has no effect with tensor-parallel size 1"
+        warning = "--sp has no effect with --tp 1"
         for line in ("ledger llama-3-8b --sp", "memory llama-3-8b --sp", "formula llama-3-8b --sp"):
             outcome = memcalc(line)
             assert outcome.err == ""
@@ -449,7 +449,7 @@ USAGE = [
     ("layer", "MODEL is missing: usage: memcalc layer [OPTIONS] MODEL; try `memcalc layer -h`"),
     ("layer 175", "did you mean '175b'"),
     ("layer 22b --tpp 8", "no option --tpp; did you mean --tp?"),
-    ("layer 22b --tp 7", "tensor-parallel size 7 does not divide heads 64"),
+    ("layer 22b --tp 7", "--tp 7 must divide heads 64"),
     ("layer 22b --tp 0", "--tp must be a whole number from 1 to 1,048,576, not '0'"),
     ("layer 22b -s -5", "--seq-length must be a whole number from 1 to"),
     ("layer 22b -s 1e3", "--seq-length must be a whole number from 1 to"),
@@ -466,7 +466,7 @@ USAGE = [
         "--sp has no effect on techniques: its bars show every choice",
     ),
     ("ledger 22b --recompute slective", "did you mean 'selective'"),
-    ("ledger 22b --sp -s 1023", "sequence-parallel size 8 does not divide sequence length 1023"),
+    ("ledger 22b --sp -s 1023", "--tp (with --sp) = 8 must divide --seq-length 1023"),
     ("ledger 22b --attention flahs", "'flahs' is not one of"),
     ("ledger 22b --dropout 1.5", "dropout must be a number from 0 to less than 1, not 1.5"),
     ("ledger 22b --dropout nan", "dropout must be a number"),
@@ -486,9 +486,9 @@ USAGE = [
     ("plot paper-1 22b -o x.png", "unexpected extra argument (22b)"),
     ("layer 22b -o table.png", "a table cannot be written as .png"),
     ("layer 22b -o table.jsn", "no format has the suffix .jsn; did you mean '.json'?; or pass"),
-    ("layer 22b -s 2047", "technique tensor+sequence: sequence-parallel size 8 does not divide"),
+    ("layer 22b -s 2047", "technique tensor+sequence: --tp (with --sp) = 8 must divide"),
     ("layer 22b --recompute=", "layer always lists every technique; drop --recompute"),
-    ("ledger 22b --recompute none,full", "recompute none excludes all other words"),
+    ("ledger 22b --recompute none,full", "--recompute none cannot be combined with"),
     (
         "ledger llama-3-8b --implementation transformers-eager --attention flash",
         "or transformers-sdpa (flash)",
@@ -507,7 +507,7 @@ USAGE = [
     ("flops 22b --iteration-time 1 --gpu v100 --precision bf16", "has no known peak for bf16"),
     (
         "flops 22b --global-batch-size 3",
-        "micro-batch size x data-parallel size 4 does not divide global",
+        "--micro-batch-size x --dp = 4 must divide --global-batch-size",
     ),
     ("comm 22b --pp 100", "100 model chunks (--pp x --vpp) are more than 48 layers"),
     ("plot memory 22b --accounting paper -o x.png", "--accounting has no effect on memory"),

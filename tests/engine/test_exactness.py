@@ -66,9 +66,7 @@ def test_a_t_that_does_not_divide_the_heads_is_refused(name):
     heads = load(name, tp=1).model.heads
     for tp in (2, 4, 8):
         if heads % tp:
-            with pytest.raises(
-                ConfigError, match=f"tensor-parallel size {tp} does not divide heads"
-            ):
+            with pytest.raises(ConfigError, match=f"--tp {tp} must divide heads"):
                 load(name, tp=tp)
 
 

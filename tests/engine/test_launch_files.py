@@ -165,9 +165,7 @@ class TestScripts:
         assert (model.experts, model.experts_per_token, model.expert_ffn_size) == (8, 2, 14336)
         assert (model.kv_heads, model.norm, model.position) == (8, "rmsnorm", "rotary")
         assert (parallel.ep, parallel.pp, parallel.etp) == (8, 4, None)
-        assert config.warnings == (
-            "sequence parallelism has no effect with tensor-parallel size 1",
-        )
+        assert config.warnings == ("--sp has no effect with --tp 1",)
 
     def test_deepseek_has_its_latent_attention_and_its_dense_layers(self, script):
         model = script(DEEPSEEK).model
@@ -472,14 +470,14 @@ class TestMegatronArguments:
             ("--multi-latent-attention", "needs --kv-lora-rank"),
             ("--window-size x", "--window-size must start with a whole number"),
             ("--num-experts 4 --moe-layer-freq 0", "--moe-layer-freq must be at least 1"),
-            ("--num-experts 4 --moe-layer-freq [0]*9", "moe_layers has 9 layers"),
+            ("--num-experts 4 --moe-layer-freq [0]*9", "moe_layers has 9 entries for"),
             ("--num-layers-per-virtual-pipeline-stage 3", "3 x pipeline-parallel size 1 does"),
             ("--num-layers-per-virtual-pipeline-stage 0", "0 x pipeline-parallel size 1 does"),
             (
                 "--vocab-size 5 --make-vocab-size-divisible-by 0",
-                "must be padded to a multiple of at least 1, not 0",
+                "is padded to a multiple of at least 1, not of 0",
             ),
-            ("--tensor-model-parallel-size 3", "tensor-parallel size 3 does not divide heads 8"),
+            ("--tensor-model-parallel-size 3", "--tp 3 must divide heads 8"),
             ("--tensor-model-parallel-size 0", "tp must be a whole number"),
         ],
     )
@@ -819,7 +817,7 @@ class TestVocabulary:
     @pytest.mark.parametrize(
         ("model", "size", "message"),
         [
-            ("vit-large", 1000, "vit-large has classes instead of a vocabulary"),
+            ("vit-large", 1000, "vit-large is a classifier and has no vocabulary"),
             ("gpt2", 0, "vocab_size must be a whole number from 1"),
             ("gpt2", "1000", "vocab_size must be a whole number"),
         ],

@@ -198,7 +198,7 @@ class TestRows:
         assert any("needs 8 ranks per stage, and there are 1" in note for note in notes)
         outcome = memcalc(f"{line} --dp 4")
         assert outcome.status == 2
-        assert "parallel size 8 does not divide ranks of a stage 4" in outcome.err
+        assert "--ep x --tp = 8 must divide --tp x --cp x --dp = 4" in outcome.err
 
 
 def load_line(line):

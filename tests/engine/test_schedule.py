@@ -381,20 +381,23 @@ class TestSplits:
         [
             ({"pp": 4, "layout": "1,2,3"}, "layout has 6 layers in 3 chunks"),
             ({"pp": 4, "layout": "12,12,12,11"}, "the model has 48"),
-            ({"pp": 4, "layout": "tE|t|t|L"}, "must be written in E"),
+            ({"pp": 4, "layout": "tE|t|t|L"}, "or letters: E"),
             ({"pp": 4, "layout": "Et|t|tL|"}, "L in its last"),
-            ({"pp": 4, "layout": "E|tmt|L"}, "before those of multi-token prediction"),
+            ({"pp": 4, "layout": "E|tmt|L"}, "before multi-token prediction"),
             ({"pp": 4, "layout": "(t*99999|)*99999L"}, "at most 4096"),
-            ({"pp": 2, "layout": [1, -1]}, "must be the layers per chunk"),
-            ({"pp": 2, "layout": "Et*48mL|L"}, "must be written in E"),
-            ({"pp": 4, "first_stage_layers": 7}, "stages between 3 does not divide layers left"),
+            ({"pp": 2, "layout": [1, -1]}, "must be layers per chunk"),
+            ({"pp": 2, "layout": "Et*48mL|L"}, "or letters: E"),
+            ({"pp": 4, "first_stage_layers": 7}, "other 3 stages cannot share"),
             (
                 {"pp": 2, "first_stage_layers": 7, "last_stage_layers": 8},
                 "do not fit the model's 48 layers",
             ),
-            ({"pp": 4, "vpp": 2, "first_stage_layers": 9}, "vpp 2 does not divide layers of a"),
-            ({"pp": 1, "first_stage_layers": 9}, "needs --pp of at least 2 and a schedule"),
-            ({"pp": 4, "layout": "12,12,12,12", "loss_as_layer": True}, "contradicts --layout"),
+            ({"pp": 4, "vpp": 2, "first_stage_layers": 9}, "--vpp 2 must divide layers per stage"),
+            ({"pp": 1, "first_stage_layers": 9}, "needs --pp of at least 2, and a schedule"),
+            (
+                {"pp": 4, "layout": "12,12,12,12", "loss_as_layer": True},
+                "cannot be combined with --layout",
+            ),
             ({"pp": 4, "schedule": "interleaved"}, "interleaved needs --vpp of at least 2"),
             (
                 {"pp": 4, "vpp": 2, "schedule": "zb-h1"},
@@ -417,7 +420,7 @@ class TestSplits:
     def test_a_schedule_of_one_stage_has_no_effect_and_that_is_said(self):
         config = load("22b", schedule="dualpipe")
         assert stages(config) == stages(load("22b"))
-        assert config.warnings == ("schedule dualpipe has no effect with pipeline-parallel size 1",)
+        assert config.warnings == ("--schedule dualpipe has no effect with --pp 1",)
 
     def test_a_stage_may_have_no_layer(self):
         config = load("22b", pp=3, layout="E|t*48|L")
@@ -468,5 +471,5 @@ class TestLaunchFiles:
         assert (settings["vpp"], settings["microbatch_group_size"]) == (2, 6)
 
     def test_a_layout_of_other_stages_is_refused(self):
-        with pytest.raises(ConfigError, match="does not divide chunks of the layout 3"):
+        with pytest.raises(ConfigError, match="must divide chunks of the layout = 3"):
             self.read(pipeline_model_parallel_layout="Et*7|t*5|t*2L")

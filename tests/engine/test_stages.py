@@ -225,7 +225,7 @@ class TestMethods:
     def test_no_layers_are_none_and_that_is_said(self):
         config = load("175b", recompute="full", recompute_layers=0)
         assert stages(config)[7].layers == self.alone("none")
-        assert config.warnings == ("full recomputation of 0 layers recomputes nothing",)
+        assert config.warnings == ("--recompute-layers 0 recomputes nothing",)
 
     def test_the_flops_are_those_of_the_layers(self):
         config = load("175b", recompute="full", recompute_method="block", recompute_layers=1)
@@ -234,7 +234,7 @@ class TestMethods:
         )
 
     def test_a_number_without_full_recomputation_is_refused(self):
-        with pytest.raises(ConfigError, match="needs recompute full"):
+        with pytest.raises(ConfigError, match="need --recompute full"):
             load("175b", recompute="selective", recompute_layers=2)
 
     def test_another_policy_forgets_the_files_number(self):

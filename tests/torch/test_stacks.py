@@ -345,7 +345,7 @@ class TestConfigs:
             return [w for w in load("t5-11b", **settings).warnings if w.startswith("flash kernels")]
 
         assert warned() == [
-            "flash kernels take no bias of relative positions: counted as if one did"
+            "flash attention kernels do not support relative positions: counted as if they did"
         ]
         (line,) = warned(implementation="transformers-sdpa")
         assert line.endswith(

@@ -533,7 +533,7 @@ def _chunks(said: _Arguments, layers: int | None, settings: Mapping[str, Any]) -
     each = said.count("num-layers-per-virtual-pipeline-stage")
     if settings.get("layout") is not None and stages > 0:
         chunks = len(pipeline.layout(settings["layout"]))
-        fields.divides(("pipeline-parallel size", stages), ("chunks of the layout", chunks))
+        fields.divides(("--pipeline-model-parallel-size", stages), ("chunks of the layout", chunks))
         return chunks // stages
     if each is not None and virtual is not None:
         raise ConfigError(
