@@ -27,13 +27,13 @@ class Config:
         unmodelled: What the input says and memcalc does not model, or not in the answer asked for.
 
     Raises:
-        ConfigError: A parallel size does not divide the axis that it splits.
+        ConfigError: A parallel size does not divide the axis that it shards.
 
     >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
     >>> Config(model, Parallel(tp=3), Run(seq_length=128))
     Traceback (most recent call last):
         ...
-    memcalc.errors.ConfigError: tensor-parallel size 3 does not divide heads 8
+    memcalc.errors.ConfigError: --tp 3 must divide heads 8
     """
 
     model: Model

@@ -109,18 +109,15 @@ def batches(order: str, stages: int, group: int, number: int) -> tuple[str, list
         number: The micro-batches of an iteration.
 
     >>> batches("interleaved", 8, 8, 12)
-    ('in groups of 8, the last of 12 micro-batches are 4, fewer than the 8 stages', [8, 16])
+    ('12 micro-batches in groups of 8 leave a last group of 4, fewer than the 8 stages', [8, 16])
     >>> batches("interleaved", 8, 8, 64)
     """
     if order == "interleaved":
         if number < group:
-            return (
-                f"--microbatch-group-size {group} needs as many micro-batches, not {number}",
-                [group],
-            )
+            return f"a group is {group} micro-batches, and an iteration only {number}", [group]
         whole, last = number - number % group, number % group
         if 0 < last < stages:
-            left = f"in groups of {group}, the last of {number} micro-batches are {last}"
+            left = f"{number} micro-batches in groups of {group} leave a last group of {last}"
             return f"{left}, fewer than the {stages} stages", [whole, whole + stages]
     if order == "dualpipe":
         if number < 2 * stages:

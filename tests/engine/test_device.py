@@ -302,8 +302,8 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            (3, "must be settings by their names"),
-            ([], "must be settings by their names"),
+            (3, "must be an object of settings"),
+            ([], "must be an object of settings"),
             ({"pytorsh": "2.12"}, "did you mean 'pytorch'?"),
             ({"pytorch": "new"}, "must be a version, such as 2.12"),
             ({"pytorch": [2]}, "must be a version, such as 2.12"),
