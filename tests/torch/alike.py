@@ -1,6 +1,7 @@
 """Models of the catalogue that differ in sizes alone, of which one stands for all."""
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -14,8 +15,11 @@ def one_of_each(names: Iterable[str]) -> list[str]:
     """The first of every set of models that have the same facts and code, in other sizes.
 
     No code in memcalc or transformers tells them apart: it asks whether a size is there, whether
-    heads share keys, and whether they are as wide together as the hidden size.
+    heads share keys, and whether they are as wide together as the hidden size. With
+    ``MEMCALC_EVERY_MODEL`` in the environment every model stands for itself.
     """
+    if "MEMCALC_EVERY_MODEL" in os.environ:
+        return list(names)
     first: dict[tuple[object, ...], str] = {}
     for name in names:
         first.setdefault(_facts(name), name)
