@@ -64,7 +64,7 @@ def over_time(config: Recurrent) -> Iterator[Step]:
     yield "kept per later step", _plain(costs.input + costs.step)
     yield "kept over s steps", _plain(costs.whole(s))
     yield "kept with a checkpoint every k steps", _plain(costs.checkpointed(s, s / k))
-    yield "peak of backward with these", _plain(peak)
+    yield "peak of backward with these checkpoints", _plain(peak)
     yield "k with the least peak", _root(best)
     yield "least peak", _plain(peak.subs(k, best))
     yield "parameters", _plain(recurrent.parameters(config, sizes))
@@ -84,7 +84,7 @@ def on_chip(config: Recurrent) -> Iterator[Step]:
     on_each = needed(weights, Storage(D, B), M)
     of_states = states(config, h, w, b)
     yield "recurrent weights", weights
-    yield "their bytes per SM", on_each
+    yield "recurrent weight bytes per SM", on_each
     yield "largest hidden size", _solved(on_each - u * R, h)
     yield "largest density", _solved(on_each - u * R, D)
     yield "share of registers needed", _solved(on_each - u * R, u)

@@ -218,7 +218,9 @@ def _unsplit(config: Config, held: Held) -> Iterator[Part]:
     copies = kernels.attention == "flash" and (kernels.batch_first or config.parallel.cp > 1)
     size, all_walked = segments.unsplit(layers, copies)
     certainty = buffers.FRAMEWORK if all_walked else "estimated"
-    yield Part("unsplit blocks of activations", size, "buffers", certainty, segments.SOURCE)
+    yield Part(
+        "allocator blocks not split: activations", size, "buffers", certainty, segments.SOURCE
+    )
 
 
 def _policy(config: Config, number: int) -> Policy:

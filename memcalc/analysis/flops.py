@@ -228,7 +228,10 @@ def percent_of_peak(
     found = gpu(config.run.gpu)
     peak = found.peaks.get(config.run.precision)
     if peak is None:
-        raise UsageError(f"{found.name} has no known peak for {config.run.precision}")
+        raise UsageError(
+            f"{found.name} has no known peak for {config.run.precision}: "
+            "choose another --gpu or --precision"
+        )
     return 100 * Fraction(done) / (Fraction(seconds) * (gpus or config.parallel.ranks) * peak)
 
 

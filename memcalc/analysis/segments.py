@@ -25,7 +25,9 @@ from memcalc.analysis.activations import kept
 from memcalc.config.recompute import Policy
 from memcalc.graph.graph import Graph, Op, Tensor
 
-SOURCE = "PyTorch c10/cuda/CUDACachingAllocator.cpp: should_split; Megatron-core's order of work"
+SOURCE = (
+    "PyTorch c10/cuda/CUDACachingAllocator.cpp: should_split; Megatron-core's order of allocations"
+)
 ROUND = 512  # kMinBlockSize
 SMALL = 2**20  # kSmallSize: the largest request of the small pool, and the largest unsplit rest
 SEGMENT = 20 * 2**20  # kLargeBuffer: a segment that requests below LARGE share

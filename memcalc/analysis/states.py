@@ -208,7 +208,7 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
 
     >>> from memcalc.config import load
     >>> [part.name for part in unsplit(load("gpt2"), 0)]
-    ['unsplit blocks of states']
+    ['allocator blocks not split: states']
     """
     parallel = config.parallel
     if parallel.sharder != "megatron" or config.run.environment.expandable_segments:
@@ -222,7 +222,9 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
         )
     size = _unsplit(weights, recipe(config.run), shards)
     if size:
-        yield Part("unsplit blocks of states", size, "buffers", "framework-dependent", SEGMENTS)
+        yield Part(
+            "allocator blocks not split: states", size, "buffers", "framework-dependent", SEGMENTS
+        )
 
 
 @lru_cache(256)

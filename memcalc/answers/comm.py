@@ -13,14 +13,19 @@ from memcalc.units import format_bytes
 
 # What a part of an iteration is, where its name does not say it.
 PARTS = {
-    "table": "table: the embedding; copies on other stages have their gradients all-reduced",
+    "table": "table: the embedding table; its gradients are all-reduced over the stages that "
+    "hold a copy",
     "partial": "partial: gradients of parameters replicated over tensor-parallel ranks (such as "
     "norms), all-reduced once per iteration",
 }
-WHOLE = "weights, experts: gradients, all-reduced once over the ranks that hold the same parameters"
+WHOLE = (
+    "weights, experts: their gradients, all-reduced once per iteration over the ranks that hold "
+    "the same parameters"
+)
 SHARDED = (
-    "weights, experts: gradients are reduce-scattered and weights all-gathered over the ranks that "
-    "shard {} ({}; a framework may keep some weights gathered); step: after the optimizer step"
+    "weights, experts: gradients are reduce-scattered, and weights all-gathered, over the ranks "
+    "that shard {} ({}); a framework may keep some weights gathered; phase step: after the "
+    "optimizer step"
 )
 
 
@@ -48,12 +53,12 @@ def comm(config: Config) -> Report:
     scopes["iteration"] = communication.of_iteration(config)
     rank, p = "one rank", config.parallel.pp
     if p > 1:
-        rank += f" of pipeline stage {communication.busiest_stage(config)} (of 0 to {p - 1})"
+        rank += f" of pipeline stage {communication.busiest_stage(config)} (of stages 0 to {p - 1})"
     lines: tuple[str, ...] = (
-        f"layer: one layer, one micro-batch; iteration: {rank}, all its layers and "
-        f"micro-batches, with the embedding and the head that it has, for {batch_note(config)}",
-        "bytes per rank: what a rank sends under ring algorithms, (n-1)/n of the tensor for an "
-        "all-gather or reduce-scatter, twice that for an all-reduce",
+        f"scope layer: one layer, one micro-batch; scope iteration: all layers and micro-batches "
+        f"of {rank}, with its embedding and head if it has them, for {batch_note(config)}",
+        "bytes per rank: what one of n ranks sends under ring algorithms: (n-1)/n of the tensor "
+        "for an all-gather or reduce-scatter, twice that for an all-reduce",
     )
     parts = {traffic.part for traffic in scopes["iteration"]}
     lines += tuple(said for part, said in PARTS.items() if part in parts)
@@ -62,12 +67,13 @@ def comm(config: Config) -> Report:
         lines += (sharded if config.parallel.zero else WHOLE,)
     if config.parallel.sp and config.parallel.tp > 1:
         lines += (
-            "all-gathers overlapped with the data gradient are those that sequence parallelism "
-            "adds; the paper's count leaves them out",
+            "sequence parallelism adds the all-gathers that overlap with the data gradient; the "
+            "paper does not count them",
         )
     if config.model.kv_heads < config.parallel.tp:
         lines += (
-            "the all-gather of packed q, k and v for key-value heads fewer than t is not counted",
+            "not counted: the all-gather of the packed query, key and value, needed "
+            "if there are fewer key-value heads than tensor-parallel ranks",
         )
     return Report(
         "comm",
@@ -98,8 +104,8 @@ def _answer(traffic: Sequence[communication.Traffic]) -> str:
         return "a GPU sends nothing"
     most = max(traffic, key=lambda each: each.bytes)
     total = sum(each.bytes for each in traffic)
-    where = f"{most.collective} of {most.part} ({most.phase})"
+    where = f"{most.part} ({most.collective}, {most.phase})"
     return (
         f"one GPU sends {format_bytes(round(total))} per iteration, "
-        f"{float(100 * most.bytes / total):.0f} % of it in {where}"
+        f"{float(100 * most.bytes / total):.0f} % of it for {where}"
     )

@@ -149,13 +149,13 @@ def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str,
     number = ranks if gpus is None else gpus
     peak = (found.peaks[config.run.precision] or 0) / 1e12
     lines: tuple[str, ...] = (
-        f"utilisation is of {number} x {found.name} with a peak of {peak:g} TFLOP/s each "
+        f"MFU and HFU: of {number} x {found.name}, with a peak of {peak:g} TFLOP/s each "
         f"({found.source})",
     )
     if number != ranks:
         lines += (
-            f"warning: --gpus {number} divides the work of {ranks} ranks; if these GPUs run more, "
-            "set --dp and --global-batch-size",
+            f"warning: --gpus {number}, but the FLOPs are those of {ranks} ranks: set --dp and "
+            "--global-batch-size to those of the whole run",
         )
     if mfu > 100:
         lines += ("warning: utilisation above 100 %: check --iteration-time, --gpus and the batch",)
@@ -174,8 +174,8 @@ def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Ite
     """What is counted here, but which some kernels or frameworks do not run."""
     if config.run.frozen:
         yield (
-            "frozen weights: backward counts one GEMM per forward GEMM, not two; where nothing "
-            "before them is trained it runs none, which is not modelled"
+            "frozen weights: one GEMM in backward per GEMM in forward, not two; not modelled: "
+            "backward needs none where no earlier layer is trained"
         )
     early = getattr(count, scope)(config, causal, early_stop=True).recomputed
     if config.run.implementation.name.startswith(OF_TORCH) and early < done.recomputed:
@@ -192,15 +192,15 @@ def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Ite
 
 
 def _conventions(config: Config, causal: bool, printed: bool) -> tuple[str, ...]:
-    scores = "half (causal mask)" if causal else "in full, causal mask or not"
+    scores = "half (causal mask)" if causal else "in full, with or without a causal mask"
     lines: tuple[str, ...] = (
-        f"GEMMs only, two FLOPs per multiply-add; attention-score FLOPs count {scores}",
+        f"GEMMs only, two FLOPs per multiply-add; attention-score FLOPs are counted {scores}",
     )
     if config.run.implementation.attention == "flash":
         lines += ("the scores that a flash kernel recomputes in its own backward are not counted",)
     if printed:
         lines += (
-            "hfu printed follows the paper's equation 8, which counts the recomputed attention "
-            "core three times (Megatron-LM issue 523)",
+            "hfu printed: by the paper's equation 8 as printed, which counts the recomputed "
+            "attention core three times (Megatron-LM issue 523)",
         )
     return lines

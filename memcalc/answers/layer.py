@@ -100,6 +100,6 @@ def _answer(config: Config, rows: list[tuple[Any, ...]]) -> str:
     if config.parallel.tp == 1:
         return f"{first}; {size['tensor+selective']} with selective recomputation"
     return (
-        f"{first} with tensor parallelism {config.parallel.tp}; "
+        f"{first} with tensor-parallel size {config.parallel.tp}; "
         f"{size['tensor+sequence+selective']} with sequence parallelism and selective recomputation"
     )

@@ -290,8 +290,8 @@ def _beside(
     for imbalance, sizes in peaks.items():
         if imbalance > config.run.imbalance:
             more = sizes[memory.stage] - peaks[config.run.imbalance][memory.stage]
-            name = f"experts: additional at an imbalance of {imbalance:g}"
-            yield Part(name, more, BESIDE, "estimated", "routers are not balanced: --imbalance")
+            name = f"experts: additional with --imbalance {imbalance:g}"
+            yield Part(name, more, BESIDE, "estimated", "routers are uneven: --imbalance")
 
 
 def by_group(phase: Phase) -> dict[str, int]:
@@ -326,11 +326,12 @@ def _filled(
         saved, again = saved + kept.saved, again + kept.recomputed
     share = f"{100 * saved / again:.1f}" if again else "0"
     more = " ..." if len(lines) > MOST_SHOWN else ""
+    one = beyond.name == "the margin"
     return found, [
-        f"not recomputed, of the micro-batches in flight, per stage: "
-        f"{' '.join(lines[:MOST_SHOWN])}{more}; that saves {share} % of the "
-        f"{format_flops(again)} recomputed per iteration, and leaves {room.name} room for "
-        f"{beyond.name}",
+        f"micro-batches in flight that are not recomputed, per stage: "
+        f"{' '.join(lines[:MOST_SHOWN])}{more}; this saves {share} % of the "
+        f"{format_flops(again)} recomputed per iteration, and {beyond.name} still fit{'s' * one} "
+        f"in {room.name}",
     ]
 
 
@@ -349,9 +350,9 @@ def _setting_notes(config: Config) -> Iterator[str]:
         )
     if parallel.order in SPLIT_BACKWARD:
         yield (
-            "weight gradients are computed later than input gradients: until then the GEMM's input "
-            "and the gradient of its output are counted, as shards where they were gathered; never "
-            "measured"
+            "weight gradients are computed later than input gradients: until then the input of "
+            "each GEMM and the gradient of its output are counted (of an all-gathered tensor only "
+            "the shard); this was never compared with a measurement"
         )
     yield f"{_of_a_parameter(config)}; {_split(config)}"
     if run.optimizer == "muon":
@@ -360,16 +361,17 @@ def _setting_notes(config: Config) -> Iterator[str]:
         names = " and ".join(left_out)
         why = "depend on the GPU model: pass --gpu"
         if run.gpu is not None:
-            why = "are known for NVIDIA GPUs only, as are the CUDA context and NCCL"
+            why = "are known for NVIDIA GPUs only; CUDA context and NCCL are estimated as on those"
         yield f"not counted: workspaces of {names}, which {why}"
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
-        yield f"the embedding table is replicated on {_ranges(tied)}"
+        yield f"embedding table: a copy is on {_ranges(tied)}"
     ranks = parallel.tp * parallel.cp * parallel.dp
     if config.model.experts and parallel.ep * parallel.expert_tp > ranks:
         yield (
-            f"expert parallelism needs {parallel.ep * parallel.expert_tp} ranks per stage, and "
-            f"there are {ranks}: pass --dp, over which optimizer states may be sharded"
+            f"expert parallelism needs {parallel.ep * parallel.expert_tp} ranks per stage, but "
+            f"--tp x --cp x --dp is {ranks}: pass --dp, over which optimizer states may then be "
+            "sharded"
         )
 
 
@@ -383,7 +385,7 @@ def _of_a_parameter(config: Config) -> str:
     if run.precision == "fp8":
         own, copies_ = (1, 1) if run.fp8_params else (2, 2)
         own = weight if config.parallel.sharder == "fsdp2" else own
-        linears = f" (of linears {own} B, with {copies_} B of fp8 copies)"
+        linears = f" (of linear layers {own} B, and {copies_} B of fp8 copies)"
     return (
         f"per parameter: weight {weight} B{linears}, gradient {each.gradient} B, {run.optimizer} "
         f"states {optimizer} B"
@@ -423,13 +425,13 @@ def _experts_note(
 ) -> Iterator[str]:
     """The peak under a balanced and under an uneven router."""
     shown = ", ".join(
-        f"{size(max(sizes))} (stage {sizes.index(max(sizes))}) at an imbalance of {x:g}"
+        f"{size(max(sizes))} (stage {sizes.index(max(sizes))}) with --imbalance {x:g}"
         for x, sizes in peaks.items()
     )
     if shown:
         yield (
-            f"allocated at the peak: {shown}; routers are uneven at first, so measured peaks grow "
-            "over the first steps"
+            f"largest peak of all stages, allocated: {shown}; routers are uneven at first, so "
+            "measured peaks grow over the first steps"
         )
 
 

@@ -10,8 +10,8 @@ from memcalc.graph.ops import FUSED_ATTENTION
 from memcalc.units import format_bytes
 
 MASKED = (
-    "with a mask, sdpa runs PyTorch's memory-efficient kernel, which keeps a copy of the mask (in "
-    "rows of a multiple of 8)"
+    "with a mask, sdpa runs PyTorch's memory-efficient kernel, which saves a copy of the mask (its "
+    "rows padded to a multiple of 8)"
 )
 
 
@@ -42,7 +42,7 @@ def _of_spread(config: Config) -> list[str]:
     if not rest or said != (None, None, None):
         return []
     return [
-        f"assumed: {config.model.layers} layers over {parallel.chunks} model chunks, one more on "
+        f"assumed: {config.model.layers} layers on {parallel.chunks} model chunks, one more on "
         f"each of the first {rest}"
     ]
 
@@ -56,13 +56,13 @@ def _of_experts(config: Config, accounting: str | None) -> list[str]:
     if run.imbalance % 1:
         lines[0] += " (rounded up to whole tokens, except in formulas)"
     if model.capacity_factor is not None:
-        lines[0] += f", at most {model.capacity_factor:g} times (the capacity factor)"
+        lines[0] += f", at most {model.capacity_factor:g} times that share (the capacity factor)"
     if model.moe_layers is not None:
         dense = model.moe_layers.count(0)
         lines[0] += f"; {dense} of {model.layers} layers are dense"
     if accounting == "exact":
         lines.append(
-            "not counted: indices of routed tokens, about 8 to 24 bytes per routed copy of a token"
+            "not counted: indices of routed tokens, about 8 to 24 bytes per token and chosen expert"
         )
     return lines
 
@@ -73,7 +73,9 @@ def _of_windows(config: Config) -> list[str]:
     if window is None or (config.run.seq_length <= window and not masked):
         return []
     number = model.layers if model.window_layers is None else sum(model.window_layers)
-    kept = f"from {window} tokens on, {MASKED}" if masked else "that does not change their memory"
+    kept = "this does not change their memory"
+    if masked:
+        kept = f"for sequences of {window} tokens or more transformers makes a mask; {MASKED}"
     return [
         f"{number} of {model.layers} layers attend to {window} tokens (sliding window): {kept}; "
         "their FLOPs are counted over the whole sequence"
@@ -88,7 +90,8 @@ def _of_own_calls(config: Config) -> list[str]:
         return [f"transformers' code for this family always makes a mask; {MASKED}"]
     return [
         "transformers' code for this family passes fewer key heads than query heads to sdpa, which "
-        "no fused kernel takes: PyTorch's math form runs, and keeps its GEMM inputs in fp32"
+        "no fused kernel supports: PyTorch's math backend runs, unfused, and saves its GEMM inputs "
+        "in fp32"
     ]
 
 
@@ -97,8 +100,8 @@ def _of_further_tokens(config: Config) -> list[str]:
     if not number:
         return []
     return [
-        f"mtp: {number} multi-token-prediction layer(s), each with a head, are on the last stage; "
-        "parameter counts leave them out"
+        f"mtp: the last stage has {number} multi-token-prediction layer{'s' * (number > 1)}, each "
+        "with a head; `memcalc models` does not count their parameters"
     ]
 
 
@@ -112,8 +115,8 @@ def _of_stacks(config: Config, accounting: str | None) -> list[str]:
     ]
     if accounting is not None:
         lines.append(
-            f"not in a layer: the encoder's output, {format_bytes(output_bytes(config))} per rank, "
-            "kept once for all decoder layers"
+            f"outside the layers: the encoder's output, {format_bytes(output_bytes(config))} per "
+            "rank, kept once for all decoder layers"
         )
     return lines
 

@@ -52,8 +52,8 @@ def recompute(
     if fill:
         room = room_of(config, budget)
         lines.append(
-            f"rows of stages: a layer's mean over the micro-batches, of which as many are not "
-            f"recomputed as fit {room.name} (Korthikanti et al. 2022, appendix C)"
+            f"rows of stages: means per layer over the micro-batches; as many micro-batches as fit "
+            f"in {room.name} are not recomputed (Korthikanti et al. 2022, appendix C)"
         )
         rows += _filled(config, accounting, room)
     report = Report(
@@ -72,7 +72,7 @@ def recompute(
         (
             *notes(config, accounting),
             *flash_note(config),
-            "bytes are per rank; FLOPs are per micro-batch, over all ranks",
+            "bytes are per rank; FLOPs are of GEMMs, per micro-batch, over all ranks",
             "early stop: recomputation ends at the last tensor that backward needs "
             "(torch.utils.checkpoint's default)",
             *_flash_backward_note(config),
@@ -88,10 +88,10 @@ def _best(report: Report, several: bool) -> str:
     unit = scales(report)
     if not ratio:
         return "no policy saves bytes by recomputation here"
-    of = f" of a {kind} layer" if several else " of a layer"
+    per = f"per {kind} layer" if several else "per layer"
     return (
-        f"most bytes saved per extra FLOP: {policy}, which saves {in_scale(saved, unit['bytes'])} "
-        f"of {in_scale(kept + saved, unit['bytes'])}{of} for {in_scale(extra, unit['flops'])}"
+        f"most bytes saved per extra FLOP: {policy}; it saves {in_scale(saved, unit['bytes'])} of "
+        f"{in_scale(kept + saved, unit['bytes'])} {per} for {in_scale(extra, unit['flops'])}"
     )
 
 

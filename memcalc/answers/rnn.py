@@ -132,15 +132,15 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
     l2 = (
         f"L2 at {options.l2_bandwidth:g} bytes per second (--l2-bandwidth)"
         if options.l2_bandwidth
-        else "L2 as no limit, as vendors do not state its bandwidth (--l2-bandwidth)"
+        else "no limit from L2, whose bandwidth vendors do not state (--l2-bandwidth)"
     )
     layers = "one layer" if config.layers == 1 else f"{config.layers} layers"
     lines = [
         "storage: density, then bytes per value + bytes per index",
         f"u percent: share of the registers of {sms} that the weights need",
         f"largest hidden: the largest hidden size whose weights fit in u = {options.usable:g} of "
-        f"the registers of {sms}, evenly spread (--usable, --sms); published dense kernels use "
-        "0.844 to 0.875",
+        f"the registers of {sms}, evenly distributed (--usable, --sms); published dense kernels "
+        "use 0.844 to 0.875",
         "seconds: lower bounds per time step, from a roofline; on chip: weights stay in registers "
         "or shared memory; streamed: every step reads them from memory, or from L2 if they fit "
         "there",
@@ -150,18 +150,16 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         f"{_said(len(options.pairs) == 1)}: a pruned weight takes {pairs} bytes, value + "
         f"index{packing} (--value-bytes, --index-bytes)",
         f"{_said(width != usual.activation_bytes)}: {states_} (--activation-bytes)",
-        f"assumed: {layers} on chip at once (--layers); GEMMs with the inputs run beforehand",
+        f"assumed: {layers} on chip at the same time (--layers); the GEMMs of the inputs run "
+        "beforehand",
     ]
     published = [
-        *(["its layer (h 2304, b 4)"] if config == Recurrent() else []),
-        *(["its density of 30 %"] if options.densities == usual.densities else []),
-        *(["a P100, which its first version names"] if options.gpus == usual.gpus else []),
+        *(["h 2304 and b 4 (--hidden-size, --batch-size)"] if config == Recurrent() else []),
+        *(["a density of 30 % (--density)"] if options.densities == usual.densities else []),
+        *(["a P100, as in its first version (--gpu)"] if options.gpus == usual.gpus else []),
     ]
     if published:
-        lines.append(
-            f"assumed, as in Zhu et al. 2018's abstract: {', '.join(published)} (--hidden-size, "
-            "--batch-size, --density, --gpu)"
-        )
+        lines.append(f"assumed, from the abstract of Zhu et al. 2018: {', '.join(published)}")
     lines += _states_note(config, options, found)
     if len(found) > MOST_SOURCES:
         return [*lines, "sources of what is on each chip: `memcalc gpus --format json`"]
@@ -180,7 +178,7 @@ def _states_note(config: Recurrent, options: OnChip, found: list[Gpu]) -> list[s
         return []
     return [
         f"does not fit: hidden states ({format_bytes(round(size))}) exceed the shared memory of "
-        f"an SM of {', '.join(small)}; a kernel would have to split them over SMs"
+        f"an SM of {', '.join(small)}; a kernel would have to distribute them over SMs"
     ]
 
 
@@ -214,9 +212,9 @@ def _training(config: Recurrent, every: int | None) -> Report:
         {},
         (
             *_kernel_notes(config),
-            "kept: saved for backward after the forward pass; peak: the most at any time of "
-            "backward, with one segment recomputed, without gradients",
-            "best: the spacing with the least peak; the widest of several",
+            "kept: bytes saved for backward when the forward pass ends; peak: the most bytes at "
+            "any time of backward, with one recomputed segment, without gradients",
+            "best: the checkpoint spacing with the least peak; of several, the widest",
             f"parameters: {recurrent.parameters(config):,}; forward FLOPs: {extra:,}",
         ),
     )
@@ -251,8 +249,8 @@ def _step(config: Recurrent) -> Report:
         {},
         (
             *_kernel_notes(config),
-            f"every later step keeps {costs.input + costs.step:,} bytes: the step before already "
-            "keeps the states that it starts from",
+            f"every later step keeps {costs.input + costs.step:,} bytes: the previous step already "
+            "keeps its initial states",
         ),
     )
 
@@ -268,7 +266,7 @@ def _formula(config: Recurrent) -> Report:
         (
             *_kernel_notes(config),
             f"letters: {resolve('memcalc.rnn_formulas:legend')(forms)}",
-            "on chip: weights are spread evenly over SMs, and every SM keeps all hidden states",
+            "on chip: SMs hold equal shares of the weights, and every SM keeps all hidden states",
         ),
     )
 

@@ -29,8 +29,8 @@ BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 # Options that flag a row although the reader of the arguments models them in part, and options that
 # do not flag it although they are not modelled: what is counted instead takes the same bytes.
 MORE_FLAGS = {
-    "encoder-num-layers": "two stacks of layers",
-    "fp8-format": "quantised copies of activations, and of gradients",
+    "encoder-num-layers": "a model of an encoder and a decoder is modelled in part only",
+    "fp8-format": "fp8 copies of activations and gradients are counted in part only",
 }
 NO_FLAGS = (
     "--hierarchical-context-parallel-sizes",

@@ -15,9 +15,10 @@ VERDICTS = {
     "agrees_rounding": "equal within the rounding of the printed value",
     "agrees_reading": "equal within the error of reading a figure",
     "paper_slip": "differs from the printed value and equals the corrected one",
-    "measured": "a time that the authors measured; ours is what FLOPs alone predict, if anything",
+    "measured": "measured by the authors; ours, if shown, is what FLOPs or the roofline predict",
     "consistent": "a printed size fits on the GPU, or a bound holds, under the row's assumptions",
-    "inconsistent": "it does not fit or hold under the row's assumptions",
+    "inconsistent": "a printed size does not fit, or a bound does not hold, under the row's "
+    "assumptions",
     "not_derivable": "depends on a quantity that is not printed",
     "unexplained": "equals neither the printed nor the corrected value: an error in memcalc or "
     "in the claim",

@@ -64,7 +64,7 @@ def plot(
         problem = "needs a model" if subject is None else "takes no model"
         raise UsageError(f"the figure {kind} {problem}")
     if accounting is not None and kind not in ACCOUNTED:
-        raise UsageError(f"the figure {kind} has no choice of accounting")
+        raise UsageError(f"the figure {kind} does not take --accounting")
     given: list[Any] = [] if subject is None else [subject]
     given += [accounting or "paper"] * (kind in ACCOUNTED)
     figure: Figure = resolve("memcalc.figures.style:drawn")(resolve(ALL[kind]), *given)

@@ -62,7 +62,7 @@ def draw() -> Figure:
     panels[0].legend(handles=lines[len(GPUS) :], frameon=False, fontsize=8, loc="lower left")
     style.heading(
         figure,
-        "Largest vanilla recurrent layer whose weights fill a GPU's registers, by their density",
+        "Largest vanilla recurrent layer whose weights fit in a GPU's registers, by density",
     )
     return figure
 

@@ -43,9 +43,7 @@ from memcalc.validation.valueless import (
 DEVICES = ("cuda", "cpu")
 ACTIVATION, INPUT, BUFFER = "activation", "input", "buffer"
 MOST_SIZES = 8  # symbols of one derivation
-EAGERLY = (
-    "derived in eager mode: what a compiled module saves is torch.compile's partitioner's choice"
-)
+EAGERLY = "derived in eager mode: under torch.compile, its partitioner chooses what is saved"
 
 
 class DeriveError(MemcalcError):

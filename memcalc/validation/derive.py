@@ -85,7 +85,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
     content, config, run, said_of_it = theirs
     if against and config is None:
         raise UsageError(
-            f"--against ledger: memcalc has no ledger of {target}, whose family it does not know"
+            f"--against ledger: memcalc has no ledger of {target}, as its family is unknown"
         )
     found = whole.parts(derived, model, content, run, config)
     inside, outside = found[:-1], found[-1]
@@ -110,7 +110,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
             )
             for part in inside
         }
-        rest = f"outside the layers, which is not compared: {total(outside.tensors)} bytes"
+        rest = f"outside the layers, not compared: {total(outside.tensors)} bytes"
         return _beside(title, rows, sizes, (*about, rest))
     return forms(title, {part.name: part.tensors for part in found}, sizes, about)
 

@@ -37,7 +37,7 @@ def forms(
         whole = total(mine)
         totals[name] = whole, int(whole.value(sizes))
         rows.append((name, "total", "", "", *totals[name]))
-    there = (f"not counted, buffers of the module: {_listed(buffers)}",) if buffers else ()
+    there = (f"not counted: buffers of the module, {_listed(buffers)}",) if buffers else ()
     return Report(
         "derive",
         f"Saved for backward by {title}",

@@ -88,8 +88,8 @@ def require(config: Config) -> None:
         ours = ", ".join(f"{name} {getattr(config.model, name)}" for name in different)
         theirs = ", ".join(f"{name} {value}" for name, value in different.items())
         raise UsageError(
-            f"no known Hugging Face layer is that of {config.model.name}, with {ours}; the nearest "
-            f"is {nearest}'s, with {theirs}"
+            f"no known Hugging Face layer matches {config.model.name}, which has {ours}; the "
+            f"nearest, {nearest}'s, has {theirs}"
         )
     if config.model.experts and config.run.precision != "bf16":
         raise UsageError(

@@ -35,8 +35,8 @@ IGNORED_STORAGES: dict[str, tuple[int | None, str]] = {
     "sin": (None, "the table of rotary sines, one per model"),
     "turns": (None, "the table of rotary positions as complex numbers, one per model"),
     "alibi": (None, "the table of ALiBi slopes, one per model"),
-    "": (8, "an int64 index, which Falcon's code makes of a list"),
-    "linear_qkv": (4, "an int32 in which Megatron-core's checkpoint saves its kind of mask"),
+    "": (8, "an int64 index that Falcon's code makes from a list"),
+    "linear_qkv": (4, "an int32, the kind of mask, that Megatron-core's checkpoint saves"),
 }
 
 

@@ -48,7 +48,7 @@ UNCONFIRMED = "--device cuda has not been tested on a GPU yet"
 # What a row's status says, in the order of the notes.
 STATUSES = {
     MATCHED: "the ledger and PyTorch have the same bytes",
-    IGNORED: "PyTorch saves it, and it is no part of a layer",
+    IGNORED: "saved by PyTorch, but not part of the layer",
     MISSING: "in the ledger, but not saved by PyTorch",
     UNEXPLAINED: "saved by PyTorch, but not in the ledger",
 }
@@ -343,7 +343,7 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
 
 
 def _temporary(rest: int) -> str:
-    return f"{format_bytes(rest)} of temporary buffers (measured only)"
+    return f"temporary buffers take {format_bytes(rest)} more (measured; not in the ledger)"
 
 
 def _likewise(counted: Counted) -> str:
@@ -442,8 +442,7 @@ def require(config: Config, device: str, against: str) -> None:
     lacks = "" if against == "transformers" else lacking(config)
     if lacks:
         raise UsageError(
-            f"this layer has {lacks}, which memcalc's PyTorch layer does not have; try --against "
-            "transformers"
+            f"memcalc's PyTorch layer does not support {lacks}; try --against transformers"
         )
     if against == "megatron":
         megatron.require(config)
@@ -459,8 +458,8 @@ def require(config: Config, device: str, against: str) -> None:
     grouped = model.kv_heads != model.heads
     if grouped and kernels.attention == "unfused" and not kernels.repeats_kv:
         raise UsageError(
-            f"no layer runs as --implementation {kernels.name} counts GQA with unfused attention; "
-            "choose --implementation megatron-local"
+            f"no PyTorch layer runs GQA with unfused attention as --implementation {kernels.name} "
+            "counts it; choose --implementation megatron-local"
         )
 
 

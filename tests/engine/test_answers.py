@@ -22,7 +22,7 @@ def test_a_layer_begins_with_its_bytes_with_and_without_techniques():
     s, b, h, t = 2048, 1, 12288, 8
     most, least = s * b * h * (10 + 24 / t + 80 / t) / 2**20, s * b * h * 34 / t / 2**20
     assert layer(load("175b")).answer == (
-        f"one layer keeps {most:.0f} MiB per GPU with tensor parallelism 8; {least:.0f} MiB with "
+        f"one layer keeps {most:.0f} MiB per GPU with tensor-parallel size 8; {least:.0f} MiB with "
         "sequence parallelism and selective recomputation"
     )
 

@@ -153,7 +153,7 @@ class TestIteration:
         config = load("22b")
         eight, sixteen = (memcalc.flops(config, iteration_time=1.1, gpus=gpus) for gpus in (8, 16))
         assert eight.column("mfu_percent")[0] == 2 * sixteen.column("mfu_percent")[0]
-        assert any("--gpus 16 divides the work of 8 ranks" in n for n in sixteen.notes)
+        assert any("--gpus 16, but the FLOPs are those of 8 ranks" in n for n in sixteen.notes)
         fast = memcalc.flops(config, iteration_time=0.1)
         assert any("utilisation above 100 %" in note for note in fast.notes)
 

@@ -266,12 +266,12 @@ class TestCommand:
         line = "rnn --value-bytes 2 --activation-bytes 2 --hidden-size 9 --density 0.1 --gpu t4"
         notes = memcalc(f"{line} --format json").document["notes"]
         (assumed,) = (note for note in notes if note.startswith("assumed"))
-        assert assumed.startswith("assumed: one layer on chip at once")
+        assert assumed.startswith("assumed: one layer on chip at the same time")
 
     def test_a_published_value_that_was_overridden_is_not_assumed(self, memcalc):
         notes = memcalc("rnn --gpu v100 --density 0.1 --format json").document["notes"]
-        (assumed,) = (note for note in notes if note.startswith("assumed, as in"))
-        assert assumed.startswith("assumed, as in Zhu et al. 2018's abstract: its layer (h 2304, b")
+        (assumed,) = (note for note in notes if note.startswith("assumed, from"))
+        assert assumed.startswith("assumed, from the abstract of Zhu et al. 2018: h 2304 and b 4 (")
         assert not any(word in assumed for word in ("30 %", "P100"))
 
     def test_a_note_names_gpus_whose_shared_memory_the_states_exceed(self, memcalc):

@@ -14,7 +14,7 @@ from memcalc.config import load
 from memcalc.config.environment import Environment
 from memcalc.units import MIB
 
-NAME = "unsplit blocks of activations"
+NAME = "allocator blocks not split: activations"
 
 
 def gpt(**settings):

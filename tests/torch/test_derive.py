@@ -660,9 +660,7 @@ class TestModules:
 
     def test_a_whole_sequence_on_cuda_is_said_to_be_cudnns(self):
         told = derive(nn.GRU(4, 4), torch.randn(6, 2, 4), {"b": 2}).notes
-        assert any(
-            note.startswith("gru: run op by op here; on CUDA it is cuDNN's") for note in told
-        )
+        assert any(note.startswith("gru: run op by op here; CUDA runs cuDNN's") for note in told)
 
     def test_what_a_module_holds_without_registering_it_is_there_anyway(self):
         block = Holding()

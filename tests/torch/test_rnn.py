@@ -204,7 +204,9 @@ class TestCheckpoints:
         s, k = rnn_formulas.s, rnn_formulas.k
         held = costs(config)
         assert sympy.expand(forms["k with the least peak"] ** 2 - s * held.state / held.step) == 0
-        best = forms["peak of backward with these"].subs(k, forms["k with the least peak"])
+        best = forms["peak of backward with these checkpoints"].subs(
+            k, forms["k with the least peak"]
+        )
         assert sympy.simplify(best - forms["least peak"]) == 0
 
     @each_cell
@@ -218,7 +220,7 @@ class TestCheckpoints:
         assert values["kept per later step"] == held.input + held.step
         assert values["kept over s steps"] == held.whole(24)
         assert values["kept with a checkpoint every k steps"] == held.checkpointed(24, 4)
-        assert values["peak of backward with these"] == held.peak(24, 6)
+        assert values["peak of backward with these checkpoints"] == held.peak(24, 6)
         assert values["parameters"] == recurrent.parameters(config)
         flops = values["forward FLOPs, run twice with checkpoints"]
         assert flops == recurrent.forward_flops(config, 24)
