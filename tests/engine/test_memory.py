@@ -138,7 +138,7 @@ class TestRows:
             "--micro-batch-size 1 --seq-length 4096 --use-distributed-optimizer"
         )
         alone = "nothing is sharded: there is one data-parallel rank"
-        several = "parallel ranks: the opt"
+        several = "parallel ranks: opt"
         for options in (f"--run {file}", f"--run {script}", "--zero 1", "--sharder fsdp2"):
             for dp, note, assumed in (("", alone, 1), ("--dp 1", alone, 0), ("--dp 8", several, 0)):
                 line = f"memory llama-3-8b -s 4096 {options} {dp} --format json"
