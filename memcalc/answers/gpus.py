@@ -55,10 +55,11 @@ def gpus() -> Report:
         ),
         {},
         (
-            "memory: as the driver reports it; names that PyTorch or nvidia-smi print are "
-            "accepted too, such as 'NVIDIA A100-SXM4-80GB'",
-            "FLOPs: dense peaks per second on tensor cores (fp32: without them); an empty cell is "
-            "what the GPU does not have or no source states",
-            "mi250x: one of its two dies, each of which PyTorch sees as a GPU",
+            "name: the names that PyTorch and nvidia-smi print, such as 'NVIDIA A100-SXM4-80GB', "
+            "are accepted too",
+            "memory: as reported by the driver",
+            "FLOPs: dense peak per second on tensor cores (fp32: without tensor cores)",
+            "empty cell: the GPU does not have it, or no source states it",
+            "mi250x: one of its two dies, because PyTorch sees each die as a GPU",
         ),
     )

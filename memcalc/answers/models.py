@@ -34,7 +34,7 @@ def models() -> Report:
             *(Column(name, "text", detail=True) for name in WORDS),
         ),
         tuple(tuple(getattr(each, name) for name in ("name", *SIZES, *WORDS)) for each in found),
-        answer=f"{len(found)} models; `memcalc models NAME` shows all facts of one",
+        answer=f"{len(found)} models; `memcalc models NAME` shows all facts about one",
     )
 
 
@@ -60,7 +60,7 @@ def model(name: str) -> Report:
         facts["active parameters"] = active_parameters(config)
     return Report(
         "models",
-        f"Facts of {found.name}",
+        f"Facts about {found.name}",
         (Column("fact", "text"), Column("value", "text")),
         tuple((key, _shown(value)) for key, value in facts.items()),
         {},

@@ -36,7 +36,7 @@ class Ratio(click.ParamType[float]):
     type=Ratio(),
     metavar="RATIO",
     common=True,
-    help="Exit with 1 if the median peak error of unflagged rows exceeds this, as 2%.  "
+    help="Exit with status 1 if the median peak error of unflagged rows exceeds this: 2%, 0.02.  "
     "[default: none]",
 )
 @option(

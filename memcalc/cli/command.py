@@ -20,8 +20,8 @@ GROUPS = (
 INPUTS = ("model", "target", "run", "file")  # parameters that name a file to read
 
 LEFT_OUT = (
-    "An option left out takes its value from MODEL's file or catalogue entry; [default: ...] is "
-    "what holds where that says nothing."
+    "An option that is not given takes its value from MODEL's file or catalogue entry. "
+    "[default: ...] applies if MODEL has no value."
 )
 OTHER_NAMES = (
     "Other tools' names work too: Megatron-LM's (--tensor-model-parallel-size, "
@@ -198,7 +198,7 @@ class Command(click.Command):
         if any(each.name == "tp" for each in _visible(self, ctx)):
             formatter.write_text(OTHER_NAMES)
             formatter.write_paragraph()
-        formatter.write_text(f"Documentation: {self.docs} of memcalc's repository.")
+        formatter.write_text(f"Documentation: {self.docs} in memcalc's repository.")
 
     def brief_help(self, ctx: click.Context) -> str:
         """The usage, what the command answers, the options most used, and examples."""
@@ -217,10 +217,12 @@ class Command(click.Command):
             if each.common
             for name, text in _rows(ctx, [each])
         ]
-        _write(formatter, "Options most used", rows)
+        _write(formatter, "Most used options", rows)
         formatter.write_paragraph()
         if _has_settings(options):
-            formatter.write_text("An option left out takes MODEL's value, if MODEL has one.")
+            formatter.write_text(
+                "An option that is not given takes MODEL's value, if MODEL has one."
+            )
         formatter.write_text(f"`{ctx.command_path} --help` shows all {len(options)} options.")
         return formatter.getvalue().rstrip("\n")
 

@@ -57,18 +57,18 @@ class Letters(click.ParamType[dict[str, int]]):
 @option(
     "--symbols",
     type=Letters(),
-    help="For a factory: name sizes of its inputs, as s=64,b=2.  [default: none]",
+    help="For a factory: names for the sizes of its inputs, such as s=64,b=2.  [default: none]",
 )
 @option(
     "--at",
     type=Letters(),
-    help="For a factory: evaluate the formula at these sizes, and check it by a measurement.  "
+    help="For a factory: evaluate the formula at these sizes, and check it by measurement.  "
     "[default: none]",
 )
 @option(
     "--device",
     type=click.Choice(DEVICES),
-    help="For a factory: the device whose kernels to count.  [default: cuda]",
+    help="For a factory: the device whose kernels are counted.  [default: cuda]",
 )
 @option("--latex", is_flag=True, help="Print only the totals, in LaTeX.  [default: off]")
 @option(

@@ -28,12 +28,12 @@ from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, WHOLE, model, optio
     type=Whole(1, 2**24),
     group="Run",
     common=True,
-    help="With --iteration-time: GPUs that run it.  [default: --tp x --pp x --cp x --dp]",
+    help="With --iteration-time: number of GPUs.  [default: --tp x --pp x --cp x --dp]",
 )
 @option(
     "--causal",
     is_flag=True,
-    help="Count attention-score FLOPs at half (causal mask).  [default: off]",
+    help="Count half of the attention-score FLOPs (causal mask).  [default: off]",
 )
 @option(
     "--scope",

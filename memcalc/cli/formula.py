@@ -36,7 +36,7 @@ PAPERS = ("li2021",)
 @option(
     "--paper",
     type=click.Choice(PAPERS),
-    help="Show a paper's formulas in place of MODEL's: li2021 is the sequence parallelism of Li et "
+    help="Show a paper's formulas instead of MODEL's. li2021: the sequence parallelism of Li et "
     "al. 2021.  [default: none]",
 )
 def formula(
@@ -62,7 +62,7 @@ def formula(
     if model is None and (latex or any(value is not None for value in settings.values())):
         raise click.UsageError("--paper takes no other options but --format and -o")
     if latex and format_:
-        raise click.UsageError("--latex and --format contradict each other")
+        raise click.UsageError("--latex cannot be combined with --format")
     if model is None:
         report = resolve("memcalc.answers.li2021:li2021")()
     else:

@@ -107,11 +107,11 @@ class LazyGroup(click.Group):
 
 \b
   memcalc memory llama-3-8b -s 4096 --dp 8 --zero 1 --gpu h100   does it fit?
-  memcalc layer 175b                                             the paper's table 2 for GPT-3
+  memcalc layer 175b                                             Korthikanti et al. 2022, table 2
   memcalc layer path/to/config.json -s 4096                      a Hugging Face config
 
-`memcalc COMMAND -h` shows the options most used, `--help` all of them. README.md of memcalc's
-repository documents the commands, and how to let the shell complete them.
+`memcalc COMMAND -h` shows the most used options, `--help` all of them. README.md in memcalc's
+repository describes the commands and shell completion.
 """,
 )
 @click.option(
@@ -172,7 +172,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if os.environ.get(DEBUG):
             raise
         what = f"{type(error).__name__}: {error}"
-        return _fail(f"a fault of memcalc, please report it ({DEBUG}=1 shows where): {what}")
+        return _fail(f"an error in memcalc, please report it ({DEBUG}=1 shows where): {what}")
 
 
 def _fail(message: str, where: str = "memcalc") -> int:

@@ -31,19 +31,20 @@ from memcalc.cli.options import (
     metavar="SIZE|GPU",
     common=True,
     shell_complete=complete_gpus,
-    help="Exit with status 1 if a stage does not fit: 80GB, 80GiB, h100.  [default: no check]",
+    help="Memory per GPU: 80GB, 80GiB, h100. Exit with status 1 if a stage does not fit.  "
+    "[default: no check]",
 )
 @option(
     "--margin",
     metavar="SIZE|PERCENT",
     common=True,
-    help="Leave this free beyond allocated bytes: 6GiB, 10%.  [default: estimated reserved memory, "
-    "CUDA context and NCCL]",
+    help="Memory to leave free beyond allocated bytes: 6GiB, 10%.  [default: the estimate of "
+    "reserved memory, CUDA context and NCCL]",
 )
 @option(
     "--allocated-only",
     is_flag=True,
-    help="Compare allocated bytes alone, as --margin 0% does.  [default: off]",
+    help="Compare allocated bytes alone, the same as --margin 0%.  [default: off]",
 )
 @option(
     "--explain",
@@ -55,7 +56,7 @@ from memcalc.cli.options import (
     "--fill",
     is_flag=True,
     group="Recomputation",
-    help="Spend free memory: skip recomputation for as many in-flight micro-batches as fit.  "
+    help="Use free memory: skip recomputation for as many in-flight micro-batches as fit.  "
     "[default: off]",
 )
 @options(*SHOW)
@@ -72,9 +73,9 @@ def memory(
 ) -> None:
     """Memory per GPU at every pipeline stage, and whether it fits.
 
-    The first line is the verdict: it fits; allocated bytes alone would fit, but not the reserved
-    memory, CUDA context and NCCL buffers beside them (these are estimated); or it does not fit.
-    Columns are bytes allocated by PyTorch at the peak of each stage.
+    The first line is the verdict: fits; does not fit, but allocated bytes alone would (without the
+    estimated reserved memory, CUDA context and NCCL buffers); or does not fit. Columns are bytes
+    allocated by PyTorch at the peak of each stage.
 
     \b
     Examples:
@@ -85,7 +86,7 @@ def memory(
       memcalc memory deepseek-v3 --pp 16 --ep 8 --dp 8 --zero 1 -s 4096 --explain
     """
     if allocated_only and margin is not None:
-        raise click.UsageError("--allocated-only is --margin 0%: give one of them")
+        raise click.UsageError("--allocated-only means --margin 0%: drop one of them")
     margin = "0%" if allocated_only else margin
     report = answered(
         model, settings, lambda config: memcalc.memory(config, budget, explain, fill, margin)

@@ -23,6 +23,6 @@ def models(model: str | None, shown: str | None, format_: str | None, output: Pa
       memcalc models --format csv
     """
     if model and shown:
-        raise click.UsageError("MODEL and --show are the same; give one of them")
+        raise click.UsageError("--show means MODEL: drop one of them")
     name = model or shown
     show(answer.model(name) if name else answer.models(), format_, output)

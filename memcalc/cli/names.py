@@ -68,16 +68,19 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "--csv": ("--format", "csv"),
 }
 
-_BATCH = "use --micro-batch-size (per forward pass of a rank) or --global-batch-size (per step)"
-_GPUS = "the number of GPUs is --tp x --pp x --cp x --dp; set --dp"
-_SIZES = "the model's sizes come from MODEL; for others, write a JSON file (see README.md)"
-_OFFLOAD = (
-    "offloading of parameters and optimizer states is not modelled; of activations, it is "
-    "--recompute offload"
+_BATCH = (
+    "use --micro-batch-size (sequences per forward pass) or --global-batch-size (sequences per "
+    "optimizer step)"
 )
-_LORA = "adapters are not modelled; --frozen names parts that are not trained"
+_GPUS = "the number of GPUs is --tp x --pp x --cp x --dp; set --dp"
+_SIZES = "sizes come from MODEL; for a model of your own, write a JSON file (see docs/layers.md)"
+_OFFLOAD = (
+    "offloading of parameters and optimizer states is not modelled; --recompute offload "
+    "offloads activations"
+)
+_LORA = "adapters are not modelled; --frozen names the parts that are not trained"
 _FSDP = "use --zero 3 --sharder fsdp2 (or megatron-fsdp)"
-_TALK = "there is no other level of detail but `memcalc memory --explain`, which shows every part"
+_TALK = "use `memcalc memory --explain`, which shows every part of each peak"
 
 # A name of something that has no single option here -> what to do instead.
 CONCEPTS = {

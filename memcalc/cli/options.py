@@ -112,7 +112,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--dropout",
             type=Number(),
             metavar="P",
-            help="Probability of every dropout, from 0 to less than 1.  [default: 0]",
+            help="Dropout probability, at least 0 and less than 1.  [default: 0]",
         ),
         "gpu": partial(
             option,
@@ -120,7 +120,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             metavar="NAME",
             common=True,
             shell_complete=complete_gpus,
-            help="The GPU, by its name in `memcalc gpus`.  [default: none]",
+            help="GPU: a name from `memcalc gpus`.  [default: none]",
         ),
     },
     "Parallelism": {
@@ -229,15 +229,15 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             type=Whole(0, 3),
             metavar="0-3",
             common=True,
-            help="ZeRO stage: 0 nothing is sharded, 1 optimizer states, 2 gradients too, 3 weights "
-            "too.  [default: 0; 3 with --sharder fsdp2 or megatron-fsdp]",
+            help="ZeRO stage, by what is sharded: 0 nothing, 1 optimizer states, 2 gradients too, "
+            "3 weights too.  [default: 0; 3 with --sharder fsdp2 or megatron-fsdp]",
         ),
         "sharder": partial(
             option,
             "--sharder",
             type=click.Choice(list(SHARDERS)),
             metavar="NAME",
-            help=f"Whose sharding to model: {', '.join(SHARDERS)}.  "
+            help=f"Which framework's sharding to count: {', '.join(SHARDERS)}.  "
             "[default: megatron; deepspeed for --zero 2 and 3]",
         ),
         "shard_copies": partial(
@@ -257,7 +257,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--optimizer",
             type=click.Choice(list(OPTIMIZERS)),
-            help="Optimizer; adam is AdamW too.  [default: adam]",
+            help="Optimizer; adam includes AdamW.  [default: adam]",
         ),
         "main_grads": partial(
             option,
@@ -298,7 +298,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--bucket",
             type=Whole(1, 2**40),
-            help="Elements in a gradient bucket of DeepSpeed.  [default: 500,000,000]",
+            help="Elements per gradient bucket of DeepSpeed.  [default: 500,000,000]",
         ),
     },
     "Recomputation": {
@@ -306,7 +306,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--recompute",
             metavar="POLICY",
-            common="What backward recomputes: none, selective, full, or regions as mlp,norm.  "
+            common="What backward recomputes: none, selective, full, or regions such as mlp,norm.  "
             "[default: none]",
             shell_complete=_words(POLICIES, REGIONS, MEGATRON_MODULES),
             help="What backward recomputes: none; selective; full; save_linear (all but GEMMs); "
@@ -349,8 +349,9 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--expert-products",
             type=click.Choice(EXPERT_PRODUCTS),
             metavar="KIND",
-            help="How expert GEMMs run: grouped (one GEMM for all experts), sequential (one per "
-            "expert), or batched (one over tokens).  [default: the implementation's]",
+            help="How expert GEMMs run: grouped (one kernel for all experts), sequential (one GEMM "
+            "per expert), or batched (one product per routed token).  [default: the "
+            "implementation's]",
         ),
         "cross_entropy": partial(
             option,
@@ -384,7 +385,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             is_flag=True,
             expose_value=False,
             callback=remember,
-            help="Show every column of the table, however wide the terminal is.  [default: off]",
+            help="Show all columns, even if they do not fit the terminal.  [default: off]",
         ),
         "output": partial(
             option,
@@ -401,7 +402,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             is_flag=True,
             expose_value=False,
             callback=remember,
-            help="Let -o replace a file that is read.  [default: off]",
+            help="Let -o replace an input file.  [default: off]",
         ),
     },
 }

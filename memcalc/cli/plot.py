@@ -67,7 +67,7 @@ class Kinds(click.Group):
     options_metavar="",
     subcommand_metavar="KIND [MODEL] -o FILE [OPTIONS]",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Documentation: README.md of memcalc's repository.",
+    epilog="Documentation: README.md in memcalc's repository.",
 )
 def plot() -> None:
     """Draw a figure: PNG, SVG or PDF, by the suffix of -o.

@@ -30,7 +30,7 @@ from memcalc.cli.options import (
     "--fill",
     is_flag=True,
     group="Recomputation",
-    help="Spend free memory: skip recomputation for as many in-flight micro-batches as fit. One "
+    help="Use free memory: skip recomputation for as many in-flight micro-batches as fit. One "
     "row per stage.  [default: off]",
 )
 @option(

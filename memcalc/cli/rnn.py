@@ -86,8 +86,8 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
     "every",
     type=STEPS,
     group=TRAINING,
-    help="With --scope training: show a row for a checkpoint every N steps.  "
-    "[default: only no checkpoints, and the best N]",
+    help="With --scope training: add a row with a checkpoint every N steps.  "
+    "[default: rows without checkpoints and with the best N]",
 )
 @option(
     "--kernels",
@@ -104,7 +104,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
     group=CHIP,
     common=True,
     shell_complete=complete_gpus,
-    help="A GPU of `memcalc gpus`, or all; may be repeated.  [default: p100]",
+    help="GPU: a name from `memcalc gpus`, or all; may be repeated.  [default: p100]",
 )
 @option(
     "--density",
@@ -125,7 +125,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
     "--index-bytes",
     type=Number(),
     group=CHIP,
-    help="Bytes per index of a pruned weight.  [default: those of its value]",
+    help="Bytes per index of a pruned weight.  [default: as --value-bytes]",
 )
 @option(
     "--usable",
@@ -143,7 +143,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
     "--activation-bytes",
     type=Number(),
     group=CHIP,
-    help="Bytes per element of the hidden states in shared memory; 0 if they are not there.  "
+    help="Bytes per element of the hidden states in shared memory; 0 if not in shared memory.  "
     "[default: 4]",
 )
 @option(
@@ -164,7 +164,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
     "--l2-bandwidth",
     type=Number(),
     group=CHIP,
-    help="L2 bandwidth in bytes per second.  [default: not a limit]",
+    help="L2 bandwidth in bytes per second.  [default: unlimited]",
 )
 @option(
     "--peak-flops",

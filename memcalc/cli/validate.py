@@ -25,7 +25,9 @@ AGAINST = ("own", "megatron", "torch", "transformers")
     help="meta: full size, no memory, no kernels; cpu: a small layer of this shape, one process "
     "per rank; cuda: full size, one GPU per rank.  [default: cuda with a GPU, else cpu and meta]",
 )
-@option("--full-size", is_flag=True, help="On the CPU, run the layer at full size.  [default: off]")
+@option(
+    "--full-size", is_flag=True, help="Run the layer at full size on the CPU too.  [default: off]"
+)
 @option(
     "--against",
     type=click.Choice(AGAINST),
@@ -39,7 +41,7 @@ AGAINST = ("own", "megatron", "torch", "transformers")
     "--time",
     "timed",
     is_flag=True,
-    help="Instead, time the layer under each recompute policy.  [default: off]",
+    help="Time the layer under each recompute policy instead.  [default: off]",
 )
 @options(*SHOW)
 def validate(

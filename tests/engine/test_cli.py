@@ -472,7 +472,7 @@ USAGE = [
     ("ledger 22b --dropout nan", "dropout must be a number"),
     ("ledger 22b --accounting sloppy", "'sloppy' is not one of"),
     ("ledger 22b --format yaml", "'yaml' is not one of"),
-    ("formula 22b --latex --format csv", "--latex and --format contradict each other"),
+    ("formula 22b --latex --format csv", "--latex cannot be combined with --format"),
     ("layer /", "/: the folder has no config.json"),
     ("layer nowhere/config.json", "no such file"),
     ("plot techniqes 22b -o x.png", "no figure 'techniqes'; did you mean 'techniques'?"),
@@ -480,7 +480,7 @@ USAGE = [
     ("plot techniques 22b -o picture", "not as a file without suffix"),
     ("plot techniques 22b", "Missing option '-o'"),
     ("models 22b extra", "unexpected extra argument"),
-    ("models 22b --show 22b", "MODEL and --show are the same; give one of them"),
+    ("models 22b --show 22b", "--show means MODEL: drop one of them"),
     ("recompute 22b --budget 80GB", "--budget needs --fill"),
     ("plot stages -o x.png", "MODEL is missing: usage: memcalc plot stages"),
     ("plot paper-1 22b -o x.png", "unexpected extra argument (22b)"),
@@ -592,7 +592,7 @@ def test_a_fault_of_our_own_is_one_line_and_a_traceback_for_those_who_ask(memcal
     outcome = memcalc("models")
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == (
-        "memcalc: a fault of memcalc, please report it (MEMCALC_DEBUG=1 shows where): "
+        "memcalc: an error in memcalc, please report it (MEMCALC_DEBUG=1 shows where): "
         "ZeroDivisionError: division by zero\n"
     )
 

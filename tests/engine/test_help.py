@@ -125,13 +125,13 @@ class TestNames:
 
 # Command line -> what its message leads to.
 LEADS = {
-    "memory 22b --lora": "adapters are not modelled; --frozen names parts that are not trained",
-    "memory 22b --offload": "of activations, it is --recompute offload",
+    "memory 22b --lora": "adapters are not modelled; --frozen names the parts that are not trained",
+    "memory 22b --offload": "--recompute offload offloads activations",
     "memory 22b --verbose": "`memcalc memory --explain`, which shows every part",
     "memory 22b --world-size 8": "the number of GPUs is --tp x --pp x --cp x --dp; set --dp",
     "memory 22b --batch 8": "use --micro-batch-size",
     "memory 22b --batch-size 8": "or --global-batch-size",
-    "memory 22b --num-layers 8": "the model's sizes come from MODEL",
+    "memory 22b --num-layers 8": "sizes come from MODEL",
     "memory 22b --fsdp": "use --zero 3 --sharder fsdp2",
     "memory 22b --seqlength 8": "did you mean --seq-length?",
     "memory 22b --tensor-paralel-size 8": "did you mean --tp?",

@@ -175,7 +175,7 @@ class TestParts:
     def test_the_outer_level_has_another_hidden_size(self):
         found = read("gemma-3-27b", hidden_size=1152, num_hidden_layers=27)
         assert found.model == model("gemma-3-27b")
-        assert "hidden_size is ignored: the language model's is in text_config" in (
+        assert "hidden_size is ignored: text_config has the language model's value" in (
             found.unmodelled
         )
 
@@ -194,7 +194,7 @@ class TestLayers:
         assert without("gpt-oss-20b", "layer_types").model == model("gpt-oss-20b")
         assert model("gemma-2-27b").window_layers == (1, 0) * 23
         assert model("gemma-3-27b").window_layers == ((1,) * 5 + (0,)) * 10 + (1, 1)
-        with pytest.raises(ConfigError, match="window_layers is for 2 layers, where the model has"):
+        with pytest.raises(ConfigError, match="window_layers has 2 entries for 24 layers"):
             read("gpt-oss-20b", layer_types=["sliding_attention", "full_attention"])
         with pytest.raises(InputError, match="layer_types 'linear_attention' is not modelled"):
             read("gpt-oss-20b", layer_types=["linear_attention"] * 24)

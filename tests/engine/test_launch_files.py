@@ -157,7 +157,7 @@ class TestScripts:
         assert (config.run.precision, config.run.global_batch_size) == ("fp16", 1536)
         assert memcalc.ledger(config).rows == memcalc.ledger(load("175b")).rows
         assert "attention-dropout 0.1 (Megatron's default)" in config.assumed
-        assert "the global batch size at the end of its ramp-up" in config.assumed
+        assert "global batch size at the end of its ramp-up" in config.assumed
 
     def test_mixtral_has_its_experts(self, script):
         config = script(MIXTRAL)
@@ -259,7 +259,7 @@ EOF
         arguments = TOY.replace("--hidden-size 512", '--hidden-size "$SIZE"')
         with pytest.raises(InputError) as caught:
             script(arguments, f"SIZE={size.replace('{gone}', str(gone))}")
-        assert "--hidden-size is unknown: the file leaves " in str(caught.value)
+        assert "--hidden-size is unknown: the file does not determine " in str(caught.value)
         assert said in str(caught.value)
         assert not gone.exists()
 
@@ -267,7 +267,8 @@ EOF
         config = script(TOY.replace("--micro-batch-size 2", "--micro-batch-size $3"))
         assert config.run.micro_batch_size == 1
         assert config.warnings == (
-            "--micro-batch-size is unknown: the file leaves $3 open: set it on the command line",
+            "--micro-batch-size is unknown: the file does not determine $3; set it on the command "
+            "line",
         )
 
     def test_a_condition_that_is_open_is_not_guessed(self, script):
@@ -278,20 +279,20 @@ EOF
             if [ -n "$WANDB" ]; then ARGS+=(--wandb-project x --squared-relu); fi
             if [ $SP = true ] && [ $2 -gt 1 ]; then OPTIONS="--sequence-parallel"; fi
         """
-        with pytest.raises(InputError, match=r"--num-layers is unknown.*\$LAYERS open"):
+        with pytest.raises(InputError, match=r"--num-layers is unknown.*\$LAYERS"):
             script(TOY.replace("--num-layers 4", "--num-layers $LAYERS"), before)
         config = script(TOY + "${ARGS[@]} ${EXTRA[@]} $OPTIONS", before)
         assert config.model.activation == "gelu"
         assert not config.model.mlp_bias
         assert config.warnings == (
-            "ignored, as it is unknown whether they are passed: "
+            "ignored, because the script may or may not pass them: "
             "--swiglu, --squared-relu, --sequence-parallel",
-            "arguments may be missing: the file leaves $EXTRA, $OPTIONS open",
+            "arguments may be missing: the file does not determine $EXTRA, $OPTIONS",
         )
 
     def test_missing_sizes_are_asked_for_with_what_may_hold_them(self, script):
         with pytest.raises(
-            InputError, match=r"--hidden-size is missing, unless \$GPT_ARGS gives it"
+            InputError, match=r"--hidden-size is missing: it may be in \$GPT_ARGS, which is unknown"
         ):
             script("$GPT_ARGS --num-layers 2 --micro-batch-size 1")
         with pytest.raises(InputError, match=r"no command with arguments such as --num-layers"):
@@ -300,7 +301,7 @@ EOF
     def test_two_commands_that_differ_contradict_each_other(self, script):
         first = f"torchrun x.py {TOY}"
         with pytest.raises(
-            ConfigError, match="two commands have different values of --num-layers: 4 and 8"
+            ConfigError, match="two commands have different values for --num-layers: 4 and 8"
         ):
             script(TOY.replace("--num-layers 4", "--num-layers 8"), first)
         assert script(TOY, first).model.layers == 4
@@ -442,7 +443,10 @@ class TestMegatronArguments:
     def test_gpus_that_the_degrees_do_not_divide_say_no_data_parallelism(self, script):
         config = script(TOY + "--tensor-model-parallel-size 8", "GPUS_PER_NODE=4\nNNODES=1")
         assert config.parallel.dp == 1
-        assert "data-parallel size 1 (the file's 4 GPUs are not a multiple of 8)" in config.assumed
+        assert (
+            "data-parallel size 1 (the file's 4 GPUs are not a multiple of TP x PP x CP = 8)"
+            in config.assumed
+        )
 
     def test_what_is_not_modelled_and_what_is_not_known_is_named(self, script):
         config = script(TOY + "--cpu-offloading --frobnicate 3 --save x --lr 1e-4 --foo_bar")
@@ -464,15 +468,21 @@ class TestMegatronArguments:
             ("--hidden-dropout high", "--hidden-dropout must be a number, not 'high'"),
             ("--hidden-dropout 1.2.3", "--hidden-dropout must be a number, not '1.2.3'"),
             ("--normalization RMSnorm", "--normalization 'RMSnorm' is not modelled; choose from"),
-            ("--fp16", "--bf16 and --fp16 exclude each other"),
-            ("--swiglu --squared-relu", "--swiglu and --squared-relu exclude each other"),
+            ("--fp16", "--bf16 and --fp16 are mutually exclusive"),
+            ("--swiglu --squared-relu", "--swiglu and --squared-relu are mutually exclusive"),
             ("--recompute-granularity some", "--recompute-granularity 'some' is unknown"),
             ("--multi-latent-attention", "needs --kv-lora-rank"),
             ("--window-size x", "--window-size must start with a whole number"),
             ("--num-experts 4 --moe-layer-freq 0", "--moe-layer-freq must be at least 1"),
             ("--num-experts 4 --moe-layer-freq [0]*9", "moe_layers has 9 entries for"),
-            ("--num-layers-per-virtual-pipeline-stage 3", "3 x pipeline-parallel size 1 does"),
-            ("--num-layers-per-virtual-pipeline-stage 0", "0 x pipeline-parallel size 1 does"),
+            (
+                "--num-layers-per-virtual-pipeline-stage 3",
+                "3 x --pipeline-model-parallel-size 1 must",
+            ),
+            (
+                "--num-layers-per-virtual-pipeline-stage 0",
+                "0 x --pipeline-model-parallel-size 1 must",
+            ),
             (
                 "--vocab-size 5 --make-vocab-size-divisible-by 0",
                 "is padded to a multiple of at least 1, not of 0",
@@ -552,7 +562,7 @@ class TestHostileScripts:
 
     def test_variables_that_need_one_another_are_open(self, write):
         text = f"A=$B\nB=$A\nA=$B\ntorchrun x.py {TOY} --ffn-hidden-size $A"
-        with pytest.raises(InputError, match=r"the file leaves \$B open"):
+        with pytest.raises(InputError, match=r"the file does not determine \$B"):
             load(write(text, "x.sh"))
 
     @pytest.mark.parametrize(
@@ -975,7 +985,9 @@ class TestRunFiles:
         assert (config.parallel.tp, config.run.seq_length) == (2, 128)
         assert (config.run.micro_batch_size, config.run.precision) == (4, "bf16")
         assert config.run.implementation.name == "megatron"
-        assert "only the parallelism and run settings of run, not its model" in config.assumed
+        assert (
+            "only parallelism and run settings are read from run, not its model" in config.assumed
+        )
 
     def test_a_run_without_a_model_says_so_where_one_is_needed(self, write, memcalc):
         for content, name in [
@@ -989,8 +1001,8 @@ class TestRunFiles:
             outcome = memcalc(f"layer {path}")
             assert outcome.status == 2
             assert outcome.err.strip() == (
-                f"memcalc: {path}: the file has run settings but no model: give a MODEL, and "
-                "this file with --run"
+                f"memcalc: {path}: the file has run settings but no model: name a MODEL, and "
+                "pass this file with --run"
             )
             assert memcalc(f"ledger gpt2 --run {path}").status == 0
 
@@ -1015,7 +1027,7 @@ class TestHostileYaml:
             ("a: &a [x]\nb: [*a, *a]", "YAML anchors are not accepted (line 1)"),
             ("a: *a", "YAML anchors are not accepted (line 1)"),
             ("a: 1\n---\nb: 2", "more than one YAML document"),
-            ("a: 1\na: 2", "the key 'a' is given twice, with two values"),
+            ("a: 1\na: 2", "the key 'a' is given twice, with different values"),
             ("a: [", "not YAML: "),
             ("%", "not YAML: "),
             ("'\\x", "not YAML: "),
@@ -1028,7 +1040,7 @@ class TestHostileYaml:
             ("a: " + "- " * 100_000, "not YAML: "),
             ("\n".join(f"k{i}: 1" for i in range(12_000)), "YAML of more than 20000 values"),
             ("a: " + "x" * 2_000_000, "YAML of more than 262144 characters"),
-            ("MODEL_ARGS: 3", "MODEL_ARGS must be a section of arguments and values"),
+            ("MODEL_ARGS: 3", "MODEL_ARGS must map arguments to values"),
             ("MODEL_ARGS: {--num-layers: {a: 1}}", "--num-layers must be a value or a list"),
             ("parallelism: 3", "parallelism must be a section of keys and values"),
             ("model_parallel_size: 99999999999999999999", "must be a whole number"),

@@ -178,8 +178,8 @@ class TestHuggingFace:
             ({"num_attention_heads": [64]}, "heads must be a whole number"),
             ({"attention_bias": "yes"}, "qkv_bias must be true or false"),
             ({"attention_dropout": "high"}, "attention_dropout must be a number"),
-            ({"model_type": None, "architectures": []}, "neither model_type nor architectures"),
-            ({"model_type": ["llama"]}, "neither model_type nor architectures"),
+            ({"model_type": None, "architectures": []}, "names no model family"),
+            ({"model_type": ["llama"]}, "names no model family"),
             ({"hidden_act": {"a": 1}}, "activation \"{'a': 1}\" is not modelled"),
         ],
     )
@@ -192,7 +192,7 @@ class TestHuggingFace:
 
     def test_no_context_length_asks_for_one(self, write):
         config = {k: v for k, v in LLAMA_2_70B.items() if k != "max_position_embeddings"}
-        with pytest.raises(ConfigError, match="gives no maximum sequence length: pass -s"):
+        with pytest.raises(ConfigError, match="has no context length: set --seq-length"):
             load(write(config))
         assert load(write(config), seq_length=16).run.seq_length == 16
 

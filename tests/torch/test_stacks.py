@@ -297,7 +297,7 @@ class TestConfigs:
     def test_an_image_has_as_many_tokens_as_patches_and_one_more(self):
         assert self.read(VIT).max_seq_length == (224 // 16) ** 2 + 1
         assert self.read(VIT, image_size=384, patch_size=[32, 32]).max_seq_length == 145
-        with pytest.raises(InputError, match="image_size is not modelled where it is not a square"):
+        with pytest.raises(InputError, match="image_size must be square"):
             self.read(VIT, image_size=[224, 384])
 
     def test_classes_are_counted_or_listed(self):

@@ -70,8 +70,8 @@ def read(path: Path, name: str = "", where: str = "") -> Source:
     source = _read(path, name, where)
     if isinstance(source, RunSource):
         raise ConfigError(
-            f"{where or place(path)}: the file has run settings but no model: give a MODEL, and "
-            "this file with --run"
+            f"{where or place(path)}: the file has run settings but no model: name a MODEL, and "
+            "pass this file with --run"
         )
     return source
 
@@ -86,7 +86,7 @@ def read_run(path: Path) -> RunSource:
     source = _read(path)
     if isinstance(source, RunSource):
         return source
-    ignored = f"only the parallelism and run settings of {_name(path)}, not its model"
+    ignored = f"only parallelism and run settings are read from {_name(path)}, not its model"
     return RunSource(
         source.settings, (*source.assumed, ignored), source.unmodelled, source.accumulation
     )
@@ -253,7 +253,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content and content[key] != value:
-            raise _TwiceError(f"the key {key[:40]!r} is given twice, with two values")
+            raise _TwiceError(f"the key {key[:40]!r} is given twice, with different values")
         content[key] = value
     return content
 

@@ -10,7 +10,7 @@ from memcalc.config.readers.shell import shown
 UNMODELLED = {
     "amp": "uses more memory than counted (weights may stay in fp32, with 16-bit copies)",
     "compression_training": "quantization and pruning are ignored",
-    "data_efficiency": "tokens that skip layers are counted in them",
+    "data_efficiency": "tokens that skip layers are counted in every layer",
     "elasticity": "the micro-batch size that it chooses is not read",
     "progressive_layer_drop": "uses less memory than counted (layers are skipped)",
     "quantize_training": "quantization is ignored",
@@ -33,7 +33,7 @@ HARMLESS = """
 
 # Keys of sections that change memory and are not modelled: a key, its default (which changes
 # nothing), the likely sign of the error, and why. Keys without an effect are in KNOWN.
-GATHERED = "counted as if the weights of one layer and the next were gathered"
+GATHERED = "counted with the weights of two layers gathered, this one and the next"
 TOGETHER = "uses more memory than counted (weights of several modules are gathered together)"
 OFFLOADED = "uses less GPU memory than counted"
 OF_ZERO = {
@@ -66,7 +66,7 @@ OF_STAGE_3 = {  # also without the prefix "stage3_"
         "uses more memory than counted (weights with fewer elements are replicated)",
     ),
     "prefetch_bucket_size": (5 * 10**7, GATHERED),
-    "sub_group_size": (10**9, "fp32 gradients are counted for 1e9 elements at a time"),
+    "sub_group_size": (10**9, "fp32 gradients are counted for sub-groups of 1e9 elements"),
     "zero_hpz_partition_size": (
         1,
         "uses more memory than counted (a second copy of the weights, sharded separately)",

@@ -109,8 +109,8 @@ def _opt(said: Content) -> Facts:
 def _bloom(said: Content) -> Facts:
     if flag(said, "apply_residual_connection_post_layernorm", False):
         said.unmodelled.append(
-            "apply_residual_connection_post_layernorm is not modelled: counted as if the "
-            "residual left before the norm"
+            "apply_residual_connection_post_layernorm is not modelled: counted with "
+            "the residual from before the norm"
         )
     return {
         "norm": "layernorm",
@@ -257,7 +257,7 @@ def _side(said: Content, key: str, default: int) -> Any:
     match value:
         case [height, width]:
             if height != width:
-                raise InputError(f"{key} must be a square: others are not modelled")
+                raise InputError(f"{key} must be square: other shapes are not modelled")
             return height
     return value
 
@@ -308,7 +308,8 @@ def _cohere(said: Content) -> Facts:
     longest = said.size("model_max_length")  # overrides max_position_embeddings
     if flag(said, "use_qk_norm", False):
         said.unmodelled.append(
-            "query and key norms with weights per head are not modelled: counted as shared"
+            "query and key norms with weights per head are not modelled: counted with weights "
+            "shared by all heads"
         )
     return {
         **_llama(said),

@@ -146,7 +146,7 @@ def _language_model(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list
         for names in ALIASES.values():
             for key in names:
                 if outer.get(key) not in (None, inner.get(key)):
-                    lines.append(f"{key} is ignored: the language model's is in {part}")
+                    lines.append(f"{key} is ignored: {part} has the language model's value")
                 outer.pop(key, None)
         content = {**outer, **inner}
     return content, lines
@@ -197,7 +197,7 @@ def _family(content: Mapping[str, Any]) -> str:
         first = architectures[0] if isinstance(architectures, list) and architectures else None
         family = ARCHITECTURES.get(first, first) if isinstance(first, str) else None
     if not isinstance(family, str):
-        raise InputError("neither model_type nor architectures gives a model family")
+        raise InputError("the config names no model family: model_type is missing")
     if family in REFUSED:
         raise InputError(f"model_type {family!r} is not modelled: {REFUSED[family]}")
     if family not in FAMILIES:

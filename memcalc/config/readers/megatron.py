@@ -110,7 +110,7 @@ class _Arguments:
         try:
             return ask(*given)
         except _OpenError as error:
-            self.unmodelled.append(f"{error}: set it on the command line")
+            self.unmodelled.append(f"{error}; set it on the command line")
             return None
 
     def defaulted(self, value: Answer | None, default: Answer, fact: str) -> Answer:
@@ -123,7 +123,7 @@ class _Arguments:
     def _closed(self, name: str, values: Iterable[str]) -> None:
         names = [each for value in values for each in shell.opened(value)]
         if names:
-            raise _OpenError(f"--{name} is unknown: the file leaves {listed(names)} open")
+            raise _OpenError(f"--{name} is unknown: the file does not determine {listed(names)}")
 
 
 def read_script(text: str, name: str) -> Source | RunSource:
@@ -144,11 +144,11 @@ def read_script(text: str, name: str) -> Source | RunSource:
     said = _Arguments(words, _loose(command for certain, command in commands if certain))
     if maybe:
         said.unmodelled.append(
-            f"ignored, as it is unknown whether they are passed: {listed(maybe)}"
+            f"ignored, because the script may or may not pass them: {listed(maybe)}"
         )
     if said.loose:
         said.unmodelled.append(
-            f"arguments may be missing: the file leaves {listed(said.loose)} open"
+            f"arguments may be missing: the file does not determine {listed(said.loose)}"
         )
     programs = {word.rpartition("/")[2] for _, command in commands for word in command}
     return _source(said, name, _world(said, script), programs)
@@ -176,7 +176,7 @@ def read_yaml(
     """
     given = content["MODEL_ARGS"]
     if not isinstance(given, dict):
-        raise InputError("MODEL_ARGS must be a section of arguments and values")
+        raise InputError("MODEL_ARGS must map arguments to values")
     words = {
         argument: _yaml_words(key, value)
         for key, value in given.items()
@@ -251,7 +251,7 @@ def _options(commands: Iterable[tuple[bool, list[str]]]) -> tuple[dict[str, list
                 maybe[name] = None
             elif words.setdefault(name, values) != values:
                 both = " and ".join(shell.shown(" ".join(v)) for v in (words[name], values))
-                raise ConfigError(f"two commands have different values of --{name}: {both}")
+                raise ConfigError(f"two commands have different values for --{name}: {both}")
     return words, [f"--{name}" for name in maybe if name not in words]
 
 
@@ -395,16 +395,17 @@ def _parallel(said: _Arguments, world: int | None) -> dict[str, Any]:
         settings["dp"] = world // size
     elif world:
         said.assumed.append(
-            f"data-parallel size 1 (the file's {world} GPUs are not a multiple of {size})"
+            f"data-parallel size 1 (the file's {world} GPUs are not a multiple of TP x PP x CP = "
+            f"{size})"
         )
     return settings
 
 
 def _run(said: _Arguments) -> dict[str, Any]:
     if said.flag("bf16") and said.flag("fp16"):
-        raise ConfigError("--bf16 and --fp16 exclude each other")
+        raise ConfigError("--bf16 and --fp16 are mutually exclusive")
     if "rampup-batch-size" in said.words:
-        said.assumed.append("the global batch size at the end of its ramp-up")
+        said.assumed.append("global batch size at the end of its ramp-up")
     precision = next((name for name in ("bf16", "fp16") if said.flag(name)), None)
     if said.text("fp8-format"):
         precision = "fp8"
@@ -538,15 +539,15 @@ def _chunks(said: _Arguments, layers: int | None, settings: Mapping[str, Any]) -
     if each is not None and virtual is not None:
         raise ConfigError(
             "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank "
-            "exclude each other"
+            "are mutually exclusive"
         )
     if each is None or layers is None:
         return virtual
     layers += bool(settings.get("embedding_as_layer")) + bool(settings.get("loss_as_layer"))
     if min(each, stages) < 1 or layers % (each * stages):
         raise ConfigError(
-            f"--num-layers-per-virtual-pipeline-stage {each} x pipeline-parallel size {stages} "
-            f"does not divide layers {layers}"
+            f"--num-layers-per-virtual-pipeline-stage {each} x --pipeline-model-parallel-size "
+            f"{stages} must divide layers {layers}"
         )
     return layers // (each * stages)
 
@@ -607,7 +608,7 @@ def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Mod
     }
     for argument, value in sizes.values():
         if value is None:
-            hint = f", unless {listed(said.loose)} gives it" if said.loose else ""
+            hint = f": it may be in {listed(said.loose)}, which is unknown" if said.loose else ""
             raise InputError(f"--{argument} is missing{hint}")
     whole = {fact: value or 0 for fact, (_, value) in sizes.items()}
     fields.whole("layers", whole["layers"], 100_000)
@@ -630,7 +631,7 @@ def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Mod
         facts["token_types"] = 2 if binary else None
     if any(program.startswith("pretrain_t5") for program in programs):
         said.unmodelled.append(
-            "pretrain_t5 trains an encoder and a decoder: one of them is counted"
+            "pretrain_t5 trains an encoder and a decoder: only one of them is counted"
         )
     stated = {fact: value for fact, value in facts.items() if value is not None}
     return Model(name=name, source="Megatron-LM arguments", **stated)
@@ -662,7 +663,7 @@ def _widths(said: _Arguments, hidden: int) -> dict[str, Any]:
     """The activation, and the MLP's width, whose default depends on the activation."""
     chosen = [name for name in ACTIVATIONS if said.flag(name)]
     if len(chosen) > 1:
-        raise ConfigError(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
+        raise ConfigError(f"{' and '.join(f'--{name}' for name in chosen)} are mutually exclusive")
     width = said.count("ffn-hidden-size")
     if width is None:
         gated = chosen == ["swiglu"]

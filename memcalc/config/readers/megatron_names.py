@@ -4,20 +4,20 @@ HYBRID = "state-space layers are counted as attention"
 OFFLOADED = "uses less GPU memory than counted"
 GRAPHS = "uses more memory than counted (CUDA graphs have buffers of their own)"
 MEGATRON_FSDP = "uses more memory than counted (buckets of gathered weights and of gradients)"
-TORCH_FSDP2 = "counted as fsdp2 with fp32 shards, without the fp32 gradients of the optimizer step"
+TORCH_FSDP2 = "counted as fsdp2 with fp32 shards, without fp32 gradients in the optimizer step"
 PADDED = "uses more memory than counted (inputs of experts are padded)"
-ALIKE = "all layers are counted as equal"
+ALIKE = "all layers are counted as identical"
 VISION = "the vision model is not counted"
 
 # Arguments that change memory and are not modelled, with the likely sign of the error and why.
 UNMODELLED = {
-    "apply-residual-connection-post-layernorm": "counted as if the residual left before the norm",
+    "apply-residual-connection-post-layernorm": "counted with the residual from before the norm",
     "attention-output-gate": "uses more memory than counted (a gate on the attention output)",
     "cpu-offloading": OFFLOADED,
     "cpu-offloading-num-layers": OFFLOADED,
     "cuda-graph-impl": GRAPHS,
     "decoder-num-layers": "the decoder layers are not counted",
-    "delay-wgrad-compute": "uses more memory than counted (weight gradients are computed late)",
+    "delay-wgrad-compute": "uses more memory than counted (weight gradients are delayed)",
     "distribute-saved-activations": "uses less memory than counted (saved inputs are sharded)",
     "enable-cuda-graph": GRAPHS,
     "enable-gpt-oss": "the defaults that it sets are not read",
@@ -32,7 +32,7 @@ UNMODELLED = {
     "heterogeneous-layers-config-path": ALIKE,
     "hierarchical-context-parallel-sizes": "context parallelism is counted with one level",
     "hybrid-attention-ratio": HYBRID,
-    "hybrid-context-parallel": "all sequences are counted as equally long",
+    "hybrid-context-parallel": "all sequences are counted with equal length",
     "hybrid-layer-pattern": HYBRID,
     "hybrid-override-pattern": HYBRID,
     "img-h": VISION,
@@ -40,7 +40,7 @@ UNMODELLED = {
     "language-model-type": VISION,
     "mamba-num-heads": HYBRID,
     "mamba-state-dim": HYBRID,
-    "moe-latent-size": "experts are counted with the hidden size",
+    "moe-latent-size": "experts are counted at the full hidden size",
     "moe-pad-expert-input-to-capacity": PADDED,
     "moe-router-padding-for-fp8": PADDED,
     "moe-router-padding-for-quantization": PADDED,

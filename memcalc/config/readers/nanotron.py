@@ -121,7 +121,9 @@ def _parallel(spread: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any
             "tp_recompute_allgather false is not modelled: uses more memory than counted "
             "(gathered inputs are saved)"
         )
-    unmodelled += keys.lines(spread, {"domino": "micro-batches are counted whole"}, PARALLELISM)
+    unmodelled += keys.lines(
+        spread, {"domino": "micro-batches are counted as not split"}, PARALLELISM
+    )
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -107,7 +107,7 @@ def _underscored(content: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or value == "auto":
             continue
         if said.setdefault(name, value) != value:
-            raise ConfigError(f"the key {name[:40]!r} is given twice, with two values")
+            raise ConfigError(f"the key {name[:40]!r} is given twice, with different values")
     return said
 
 
@@ -251,7 +251,7 @@ def _kernels(
     if model.gated:
         unmodelled.append(
             "gpt-neox's gated activation is not modelled: uses more memory than counted (it is "
-            "not one fused kernel)"
+            "unfused)"
         )
     if len(kinds) > 1 or not kinds <= {"flash", "global"}:
         names = ", ".join(sorted(shown(kind) for kind in kinds))

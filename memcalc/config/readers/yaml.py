@@ -92,7 +92,7 @@ class _Document:
             key = str(self._value(levels))
             value = self._value(levels)
             if found.get(key) is not None and found[key] != value:
-                raise _RefusedError(f"the key {key[:40]!r} is given twice, with two values")
+                raise _RefusedError(f"the key {key[:40]!r} is given twice, with different values")
             found[key] = value
         self.loader.get_event()
         return found
