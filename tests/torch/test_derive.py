@@ -185,7 +185,7 @@ class TestOwnLayers:
     @pytest.mark.parametrize(
         ("name", "settings", "message"),
         [
-            ("deepseek-v3", {}, "this layer has experts"),
+            ("deepseek-v3", {}, "PyTorch layer does not support experts"),
             ("llama-3-8b", {"implementation": EAGER}, "needs --from transformers"),
             ("llama-3-8b", {"precision": "fp8"}, "fp8"),
             ("llama-3-8b", {"implementation": "paper"}, "counts GQA with unfused attention"),

@@ -1164,7 +1164,7 @@ class TestRoom:
 )
 @pytest.mark.parametrize("against", ["own", "torch"])
 def test_a_layer_that_is_not_written_here_is_refused(name, lacks, against):
-    with pytest.raises(UsageError, match=f"this layer has {lacks}, which"):
+    with pytest.raises(UsageError, match=f"PyTorch layer does not support {lacks};"):
         validate(load(name), "meta", against=against)
 
 
