@@ -188,7 +188,7 @@ class TestOwnLayers:
             ("deepseek-v3", {}, "PyTorch layer does not support experts"),
             ("llama-3-8b", {"implementation": EAGER}, "needs --from transformers"),
             ("llama-3-8b", {"precision": "fp8"}, "fp8"),
-            ("llama-3-8b", {"implementation": "paper"}, "counts GQA with unfused attention"),
+            ("llama-3-8b", {"implementation": "paper"}, "runs GQA with unfused attention"),
         ],
     )
     def test_what_no_module_has_is_refused(self, name, settings, message):
