@@ -333,7 +333,7 @@ class TestConfigs:
                 Model(**sizes, **change)
 
     def test_pipeline_stages_of_an_encoder_decoder_are_refused(self):
-        with pytest.raises(ConfigError, match="encoder-decoder: pipeline parallelism is not mod"):
+        with pytest.raises(ConfigError, match="pipeline stages of encoder-decoders are not mod"):
             load("t5-11b", pp=2)
 
     def test_no_layer_here_is_validated_against_it(self):
