@@ -60,7 +60,7 @@ def formula(
     if (model is None) == (paper is None):
         raise click.UsageError("formula needs either MODEL or --paper")
     if model is None and (latex or any(value is not None for value in settings.values())):
-        raise click.UsageError("--paper takes no other options but --format and -o")
+        raise click.UsageError("--paper takes no options except --format and -o")
     if latex and format_:
         raise click.UsageError("--latex cannot be combined with --format")
     if model is None:

@@ -169,7 +169,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--vpp",
             type=SIZE,
-            help="Model chunks per pipeline rank; 2 or more interleave them.  [default: 1]",
+            help="Model chunks per pipeline rank; 2 or more: interleaved schedule.  [default: 1]",
         ),
         "schedule": partial(
             option,
@@ -183,14 +183,14 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--microbatch-group-size",
             type=Whole(1, 2**31),
-            help="Interleaved schedule: micro-batches run through one model chunk before the "
+            help="Interleaved schedule: micro-batches that run through one model chunk before the "
             "next.  [default: as --pp]",
         ),
         "layout": partial(
             option,
             "--layout",
             metavar="CHUNKS",
-            help="Layers of each model chunk, as 1,2,2,3 or in Megatron's letters, as "
+            help="Layers per model chunk, such as 1,2,2,3, or Megatron's letters, such as "
             "Et|(tt|)*2tL.  [default: layers split evenly]",
         ),
         "first_stage_layers": partial(

@@ -146,7 +146,7 @@ def techniques(model: str, accounting: str, output: Path, **settings: Any) -> No
 def memory(model: str, output: Path, **settings: Any) -> None:
     """Memory per GPU at every pipeline stage, and the GPU's size.
 
-    A bar is what `memcalc memory` shows of a stage: allocated bytes at the peak, and above them,
+    A bar shows one stage of `memcalc memory`: allocated bytes at the peak, and above them,
     hatched on white, the estimates of reserved memory, CUDA context and NCCL.
 
     \b
@@ -162,7 +162,7 @@ def memory(model: str, output: Path, **settings: Any) -> None:
 def stages(model: str, accounting: str, output: Path, **settings: Any) -> None:
     """Activations of every pipeline stage, at its peak and over time.
 
-    Of more than 8 stages, the curves over time are those of 8.
+    With more than 8 stages, the curves over time show 8 of them.
 
     \b
     Examples:

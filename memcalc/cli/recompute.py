@@ -38,7 +38,7 @@ from memcalc.cli.options import (
     metavar="SIZE|GPU",
     group="Recomputation",
     shell_complete=complete_gpus,
-    help="With --fill: the memory to fill, as 80GB, 80GiB or h100.  [default: the GPU's]",
+    help="With --fill: memory per GPU to fill: 80GB, 80GiB, h100.  [default: that of --gpu]",
 )
 @options(*SHOW)
 def recompute(

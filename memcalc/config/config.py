@@ -64,7 +64,8 @@ class Config:
         counted = self.parallel.embedding_as_layer + self.parallel.loss_as_layer
         if self.parallel.layout is None and chunks > model.layers + counted:
             raise ConfigError(
-                f"{chunks} model chunks (--pp x --vpp) are more than {model.layers} layers"
+                f"{chunks} model chunks (--pp x --vpp) need as many layers; {model.name} has "
+                f"{model.layers}"
             )
         self.parallel.spread(model.layers + (model.encoder_layers or 0), model.mtp_layers)
         if self.run.global_batch_size is not None:

@@ -289,13 +289,13 @@ class Model:
             "learned positions": self.position == "learned",
             "experts": self.experts is not None,
             "multi-head latent attention": self.latent,
-            "layers that predict further tokens": self.mtp_layers > 0,
+            "multi-token prediction layers": self.mtp_layers > 0,
         }
         found = [what for what, there in other.items() if there]
         if found or not self.causal:
             raise ConfigError(
-                "an encoder-decoder is modelled as T5's: a causal decoder, block pre_norm, no "
-                f"learned positions, no experts; not with {found[0] if found else 'causal false'}"
+                "only encoder-decoders like T5 are modelled (causal decoder, block pre_norm, no "
+                f"learned positions, no experts), not with {found[0] if found else 'causal false'}"
             )
 
     def _vision(self) -> None:

@@ -164,7 +164,8 @@ class Parallel:
             if len(found) != self.chunks or sum(chunk.layers for chunk in found) != layers:
                 raise ConfigError(
                     f"--layout has {sum(chunk.layers for chunk in found)} layers in {len(found)} "
-                    f"chunks; the model has {layers} layers, the pipeline {self.chunks} chunks"
+                    f"chunks, but the model has {layers} layers and the pipeline {self.chunks} "
+                    "(--pp x chunks per rank)"
                 )
             if (placed := sum(chunk.further for chunk in found)) == further:
                 return found

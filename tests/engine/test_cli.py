@@ -500,7 +500,7 @@ USAGE = [
     ("flops 22b --iteration-time nan", "--iteration-time must be a number, not 'nan'"),
     ("plot paper-1 --tp 4 -o x.png", "--tp has no effect on paper-1"),
     ("flops 22b --gpus 8", "--gpus needs --iteration-time"),
-    ("formula --paper li2021 --tp 4", "--paper takes no other options"),
+    ("formula --paper li2021 --tp 4", "--paper takes no options except"),
     ("flops 22b --iteration-time 1 --scope layer", "is of a whole iteration"),
     ("flops llama-3-8b --iteration-time 1", "utilisation needs a GPU: pass --gpu"),
     ("flops llama-3-8b --iteration-time 1 --gpu a1000", "did you mean 'a100'"),
@@ -509,7 +509,7 @@ USAGE = [
         "flops 22b --global-batch-size 3",
         "--micro-batch-size x --dp = 4 must divide --global-batch-size",
     ),
-    ("comm 22b --pp 100", "100 model chunks (--pp x --vpp) are more than 48 layers"),
+    ("comm 22b --pp 100", "100 model chunks (--pp x --vpp) need as many layers; 22b has 48"),
     ("plot memory 22b --accounting paper -o x.png", "--accounting has no effect on memory"),
     ("plot paper-7 --accounting exact -o x.png", "--accounting has no effect on paper-7"),
 ]

@@ -110,7 +110,9 @@ def _repeated(types: Any) -> list[Any]:
             case [list(names), int(times)] if 0 <= times * len(names) <= 100_000:
                 found += names * times
             case _:
-                raise InputError("attention_types must be such as [[['global', 'local'], 12]]")
+                raise InputError(
+                    "attention_types must be a list such as [[['global', 'local'], 12]]"
+                )
         if len(found) > 100_000:
             raise InputError("attention_types has more than 100000 layers")
     return found

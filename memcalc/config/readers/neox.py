@@ -204,7 +204,8 @@ def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[
     if written is None and factor is not None:
         if type(factor) not in (int, float) or not 0 < factor < 1000:
             raise InputError(
-                f"expansion_factor must be a number from 0 to 1000, not {str(factor)[:40]!r}"
+                "expansion_factor must be a number above 0 and under 1000, not "
+                f"{str(factor)[:40]!r}"
             )
         written = int(factor * hidden)
     if written is None:
@@ -218,7 +219,7 @@ def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[
     if multiple < 1:
         raise ConfigError(f"mlp_multiple_of must be at least 1, not {multiple}")
     width = -(-(2 * written // 3 // 2) // multiple) * multiple
-    assumed.append(f"ffn_size {width} (a third of {written}: gpt-neox's gated MLP)")
+    assumed.append(f"ffn_size {width} (a third of {written}, as for gpt-neox's gated MLP)")
     return width
 
 
