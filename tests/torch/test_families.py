@@ -168,7 +168,7 @@ def test_a_layer_of_no_family_is_refused_with_what_the_nearest_has(name, change,
 def test_the_page_lists_what_remains():
     page = (Path(__file__).parents[2] / "docs/pytorch.md").read_text()
     for (name, _), remaining in REMAINING.items():
-        size = "not there" if remaining.bytes is None else f"{remaining.bytes} bytes"
+        size = "no such layer" if remaining.bytes is None else f"{remaining.bytes} bytes"
         assert any(
             all(word in row for word in (f"| {name} |", size, remaining.cause))
             for row in page.splitlines()
