@@ -85,10 +85,14 @@ def _most(window: int, free: int, more: Callable[[int], int]) -> int:
 
     What is added is nearly in proportion to the number, so a guess comes first.
 
+    Where they add nothing, all of them can be kept, even on a stage that does not fit:
+
     >>> _most(10, 69, lambda whole: 10 * whole), _most(10, 1000, lambda whole: 10 * whole)
     (6, 10)
+    >>> _most(10, -1, lambda whole: 0), _most(10, -1, lambda whole: whole)
+    (10, 0)
     """
-    if (whole := more(window)) <= free:
+    if (whole := more(window)) <= max(0, free):
         return window
     guess = max(0, free) * window // whole
     first, last = (guess + 1, window) if more(guess) <= free else (1, guess)

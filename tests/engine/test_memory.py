@@ -398,6 +398,12 @@ class TestFill:
         assert all(a <= b <= c for a, b, c in zip(*kept, strict=True))
         assert set(kept[2]) == {342 * 2**20}  # table 2's row of tensor and sequence parallelism
 
+    @pytest.mark.parametrize("command", ["memory", "recompute"])
+    def test_what_recomputes_nothing_is_filled_even_where_it_does_not_fit(self, memcalc, command):
+        outcome = memcalc(f"{command} 22b --recompute cross_attention --fill --budget 1GB")
+        assert outcome.code == (1 if command == "memory" else 0)
+        assert "a fault of memcalc" not in outcome.err
+
     def test_what_cannot_be_filled_is_refused(self):
         with pytest.raises(UsageError, match="--fill needs --recompute"):
             memory(load("175b"), fill=True)
