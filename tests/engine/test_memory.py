@@ -401,7 +401,7 @@ class TestFill:
     @pytest.mark.parametrize("command", ["memory", "recompute"])
     def test_what_recomputes_nothing_is_filled_even_where_it_does_not_fit(self, memcalc, command):
         outcome = memcalc(f"{command} 22b --recompute cross_attention --fill --budget 1GB")
-        assert outcome.code == (1 if command == "memory" else 0)
+        assert outcome.status == (1 if command == "memory" else 0)
         assert "a fault of memcalc" not in outcome.err
 
     def test_what_cannot_be_filled_is_refused(self):
