@@ -13,8 +13,8 @@ from memcalc.units import format_bytes
 
 # What a part of an iteration is, where its name does not say it.
 PARTS = {
-    "table": "table: the embedding table; its gradients are all-reduced over the stages that "
-    "hold a copy",
+    "table": "table: the embedding; if several stages hold its table, they all-reduce the "
+    "table's gradients",
     "partial": "partial: gradients of parameters replicated over tensor-parallel ranks (such as "
     "norms), all-reduced once per iteration",
 }

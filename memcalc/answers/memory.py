@@ -385,7 +385,7 @@ def _of_a_parameter(config: Config) -> str:
     if run.precision == "fp8":
         own, copies_ = (1, 1) if run.fp8_params else (2, 2)
         own = weight if config.parallel.sharder == "fsdp2" else own
-        linears = f" (of linear layers {own} B, and {copies_} B of fp8 copies)"
+        linears = f" (linear layers: {own} B, and {copies_} B of fp8 copies)"
     return (
         f"per parameter: weight {weight} B{linears}, gradient {each.gradient} B, {run.optimizer} "
         f"states {optimizer} B"

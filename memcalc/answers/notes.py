@@ -100,8 +100,8 @@ def _of_further_tokens(config: Config) -> list[str]:
     if not number:
         return []
     return [
-        f"mtp: the last stage has {number} multi-token-prediction layer{'s' * (number > 1)}, each "
-        "with a head; `memcalc models` does not count their parameters"
+        f"mtp: the last stage has {number} multi-token-prediction layer{'s' * (number > 1)}, "
+        f"{'each ' * (number > 1)}with a head; `memcalc models` does not count these parameters"
     ]
 
 

@@ -134,7 +134,9 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         if options.l2_bandwidth
         else "no limit from L2, whose bandwidth vendors do not state (--l2-bandwidth)"
     )
-    layers = "one layer" if config.layers == 1 else f"{config.layers} layers"
+    layers = "one layer on chip"
+    if config.layers > 1:
+        layers = f"{config.layers} layers on chip at the same time"
     lines = [
         "storage: density, then bytes per value + bytes per index",
         f"u percent: share of the registers of {sms} that the weights need",
@@ -150,8 +152,7 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         f"{_said(len(options.pairs) == 1)}: a pruned weight takes {pairs} bytes, value + "
         f"index{packing} (--value-bytes, --index-bytes)",
         f"{_said(width != usual.activation_bytes)}: {states_} (--activation-bytes)",
-        f"assumed: {layers} on chip at the same time (--layers); the GEMMs of the inputs run "
-        "beforehand",
+        f"assumed: {layers} (--layers); the GEMMs of the inputs run beforehand",
     ]
     published = [
         *(["h 2304 and b 4 (--hidden-size, --batch-size)"] if config == Recurrent() else []),

@@ -159,11 +159,11 @@ class TestRows:
             ("", "weight 2 B, gradient 4 B, adam states 12 B"),
             (
                 "--precision fp8",
-                "weight 2 B (of linear layers 2 B, and 2 B of fp8 copies), gradient 4 B",
+                "weight 2 B (linear layers: 2 B, and 2 B of fp8 copies), gradient 4 B",
             ),
             (
                 "--precision fp8 --fp8-params",
-                "weight 2 B (of linear layers 1 B, and 1 B of fp8 copies), gradient 4 B",
+                "weight 2 B (linear layers: 1 B, and 1 B of fp8 copies), gradient 4 B",
             ),
             ("--sharder fsdp2 --dp 8", "weight 4 B, gradient 4 B, adam states 8 B"),
             (

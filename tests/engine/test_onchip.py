@@ -266,7 +266,7 @@ class TestCommand:
         line = "rnn --value-bytes 2 --activation-bytes 2 --hidden-size 9 --density 0.1 --gpu t4"
         notes = memcalc(f"{line} --format json").document["notes"]
         (assumed,) = (note for note in notes if note.startswith("assumed"))
-        assert assumed.startswith("assumed: one layer on chip at the same time")
+        assert assumed.startswith("assumed: one layer on chip (--layers)")
 
     def test_a_published_value_that_was_overridden_is_not_assumed(self, memcalc):
         notes = memcalc("rnn --gpu v100 --density 0.1 --format json").document["notes"]
