@@ -287,7 +287,7 @@ class TestConfigs:
         assert self.read(T5).activation == "relu"
         assert self.read(T5, feed_forward_proj="gated-gelu").activation == "geglu_new"
         assert self.read(T5, model_type="mt5").activation == "geglu_new"
-        with pytest.raises(InputError, match="the activation 'gated-relu6' is not modelled"):
+        with pytest.raises(InputError, match="activation 'gated-relu6' is not modelled"):
             self.read(T5, feed_forward_proj="gated-relu6")
 
     def test_a_head_has_its_own_size(self):
