@@ -197,7 +197,7 @@ def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
     return [
         Part("layers' activations", held.layers - without, "activations", "exact", LEDGER),
         Part("embedding's activations", held.embedding, "activations", "exact", LEDGER),
-        Part("activations of other heads", head, "logits", "exact", LEDGER),
+        Part("other output heads: saved for backward", head, "logits", "exact", LEDGER),
     ]
 
 

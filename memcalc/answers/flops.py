@@ -52,10 +52,11 @@ def flops(
         raise UsageError(f"scope {scope!r} is unknown; {nearest(str(scope), SCOPES)}")
     if iteration_time is None and gpus is not None:
         raise UsageError("--gpus needs --iteration-time")
-    if iteration_time is not None and (scope == "layer" or not 1e-6 <= iteration_time <= 1e9):
+    if iteration_time is not None and scope == "layer":
+        raise UsageError("--iteration-time needs --scope iteration")
+    if iteration_time is not None and not 1e-6 <= iteration_time <= 1e9:
         raise UsageError(
-            "--iteration-time must be from 1e-6 to 1e9 seconds, and is of a whole iteration: "
-            "--scope iteration"
+            f"--iteration-time {iteration_time:g} must be from 1e-6 to 1e9 seconds per iteration"
         )
     if scope == "iteration":
         config = config.padded
@@ -64,7 +65,7 @@ def flops(
     seconds = None if iteration_time is None else Fraction(str(iteration_time))
     done = getattr(count, scope)(config, causal)
     if causal and done == getattr(count, scope)(config):
-        raise UsageError(f"--causal: no attention has a causal mask in {setting(config)}")
+        raise UsageError(f"--causal needs causal attention, which {setting(config)} does not have")
     printed = _printed(config) if scope == "iteration" and not causal else None
     mfu = _percent(done.model, config, seconds, gpus)
     return Report(

@@ -327,13 +327,13 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
         least, most = map(format_bytes, _allocated(first))
         bounds = least if least == most else f"{least} to {most}"
         lines.append(
-            f"the allocator counts {format_bytes(taken)} more after the forward pass; by its rules "
-            f"the saved tensors and the output take {bounds}"
+            f"the allocator counts {format_bytes(taken)} more after the forward pass; by its "
+            f"rounding rules the saved tensors and the output take {bounds}"
         )
     if first.allocator_peaks:
         lines.append(
             f"the allocator's peak grows by {format_bytes(_slope(first.allocator_peaks))} per "
-            f"layer; by its rules the saved tensors take {format_bytes(_rounded(first))}; "
+            f"layer; by its rounding rules the saved tensors take {format_bytes(_rounded(first))}; "
             f"{_temporary(_rest(first.allocator_peaks))}"
         )
     if taken is not None and allocator.unknown(os.environ):
@@ -507,7 +507,7 @@ def _failures(rank: int, found: Finding) -> list[str]:
         if not least <= taken <= most:
             lines.append(
                 f"rank {rank}: the allocator counts {taken:,} bytes more after the forward pass; "
-                f"by its rules it is {least:,} to {most:,} bytes"
+                f"by its rounding rules it is {least:,} to {most:,} bytes"
             )
     measured = found.measured
     if not measured.agrees:

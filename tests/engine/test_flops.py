@@ -126,7 +126,7 @@ class TestIteration:
     @pytest.mark.parametrize("name", ["bert-large", "vit-base"])
     def test_a_causal_count_of_no_causal_mask_is_refused(self, name):
         for scope in ("iteration", "layer"):
-            with pytest.raises(UsageError, match=f"no attention has a causal mask in {name}"):
+            with pytest.raises(UsageError, match=f"causal attention, which {name}"):
                 memcalc.flops(load(name), scope, causal=True)
 
     def test_a_causal_count_of_an_encoder_decoder_is_the_decoders(self):
