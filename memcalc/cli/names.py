@@ -163,7 +163,8 @@ def hint(wrong: str, known: Collection[str], command: str) -> str:
         return CONCEPTS[name]
     if others := _commands_with(ALIASES.get(name, (name,))[0]):
         more = " and others" if len(others) > 3 else ""
-        return f"`memcalc {'`, `memcalc '.join(others[:3])}`{more} have it"
+        verb = "has" if len(others) == 1 else "have"
+        return f"`memcalc {'`, `memcalc '.join(others[:3])}`{more} {verb} it"
     starts = [each for each in sorted(known) if len(name) > 4 and each.startswith(name)]
     close = starts or _close(name.lstrip("-"), known)
     return f"did you mean {' or '.join(close)}?" if close else f"`{command} --help` lists all"

@@ -96,7 +96,7 @@ def budget(text: str) -> int:
     if found is None:
         raise ConfigError(
             f"budget {text[:40]!r} must be a size with its unit, such as 80GB or 80GiB, or a GPU; "
-            f"{_hint(text)}"
+            + ("`memcalc gpus` lists all" if re.match(r"[-+.]?[0-9]", text) else _hint(text))
         )
     return found.memory_bytes
 

@@ -315,6 +315,7 @@ class TestFits:
         assert outcome.status == 2
         assert outcome.err.count("\n") == 1
         assert "must be a size with its unit, such as 80GB or 80GiB, or a GPU" in outcome.err
+        assert size[0] == "h" or "did you mean" not in outcome.err  # a number is no GPU's name
 
 
 def report_index(report, name):
