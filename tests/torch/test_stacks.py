@@ -342,7 +342,9 @@ class TestConfigs:
 
     def test_a_bias_that_no_flash_kernel_takes_is_named(self):
         def warned(**settings):
-            return [w for w in load("t5-11b", **settings).warnings if w.startswith("flash kernels")]
+            return [
+                w for w in load("t5-11b", **settings).warnings if w.startswith("flash attention")
+            ]
 
         assert warned() == [
             "flash attention kernels do not support relative positions: counted as if they did"
