@@ -13,7 +13,7 @@ from memcalc.blocks.layer import layer_graph
 from memcalc.config import Run, load
 from memcalc.config.config import configure
 from memcalc.config.readers.megatron import read_yaml
-from memcalc.errors import ConfigError
+from memcalc.errors import ConfigError, InputError
 
 
 def sizes(config, stage=0):
@@ -321,6 +321,14 @@ class TestMegatron:
 
     def test_a_batch_of_the_run_is_a_recipe(self):
         assert recipe(Run(seq_length=1, optimizer="sgd")).total == 14
+
+
+@pytest.mark.parametrize("size", ["-1", "0", "2e12", "1e999", "true", '"2e8"', "[]"])
+def test_a_deepspeed_bucket_that_is_no_size_is_refused(tmp_path, size):
+    file = tmp_path / "ds.json"
+    file.write_text(f'{{"zero_optimization": {{"stage": 2, "reduce_bucket_size": {size}}}}}')
+    with pytest.raises(InputError, match="reduce_bucket_size must be a number from 1 to"):
+        load("llama-3-8b", run=file, dp=4)
 
 
 def test_deepspeed_files_say_what_is_split(tmp_path):

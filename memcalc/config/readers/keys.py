@@ -139,9 +139,13 @@ def sharding(content: Mapping[str, Any]) -> dict[str, Any]:
     if "grad_accum_dtype" in types:
         found["main_grads"] = word(types, "grad_accum_dtype", _TYPES, "fp32")
     size = zero_.get("reduce_bucket_size")
-    if stage and isinstance(size, (int, float)) and 1 <= size < 2**40:
-        found["bucket"] = int(size)
-    return found
+    if size in (None, "auto"):
+        return found
+    if type(size) not in (int, float) or not 1 <= size < 2**40:
+        raise InputError(
+            f"reduce_bucket_size must be a number from 1 to {2**40 - 1:,}, not {str(size)[:40]!r}"
+        )
+    return {**found, "bucket": int(size)} if stage else found
 
 
 _TYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
