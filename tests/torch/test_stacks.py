@@ -350,9 +350,7 @@ class TestConfigs:
             "flash attention kernels do not support relative positions: counted as if they did"
         ]
         (line,) = warned(implementation="transformers-sdpa")
-        assert line.endswith(
-            "PyTorch's memory-efficient one runs, and the bias is kept for every layer"
-        )
+        assert line.endswith("PyTorch's memory-efficient kernel, with a bias kept by every layer")
         assert warned(attention="unfused") == []
 
 
