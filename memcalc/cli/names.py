@@ -104,7 +104,8 @@ CONCEPTS = {
     **dict.fromkeys(("--fsdp", "--fsdp2", "--use-torch-fsdp2", "--use-megatron-fsdp"), _FSDP),
     "--ddp": "plain data parallelism is the default (--zero 0); set --dp",
     "--deepspeed": "use --zero with --sharder deepspeed, or --run with its JSON file",
-    **dict.fromkeys(("--verbose", "--debug", "--quiet"), _TALK),
+    **dict.fromkeys(("--verbose", "--debug"), _TALK),
+    "--quiet": "progress and warnings are on stderr: 2>/dev/null hides them",
     **dict.fromkeys(
         ("--gradient-accumulation-steps", "--grad-accum", "--num-microbatches"),
         "use --global-batch-size: accumulation steps x --micro-batch-size x --dp",
@@ -154,7 +155,7 @@ def hint(wrong: str, known: Collection[str], command: str) -> str:
     >>> hint("--tpp", {"--tp", "--pp"}, "memcalc layer")
     'did you mean --tp?'
     >>> hint("--lora", {"--sp", "--frozen"}, "memcalc memory")
-    'adapters are not modelled; --frozen names parts that are not trained'
+    'adapters are not modelled; --frozen names the parts that are not trained'
     """
     name = f"--{wrong.lstrip('-').replace('_', '-').lower()}"
     if wrong != name and name in known:

@@ -141,6 +141,7 @@ LEADS = {
     "memory 22b --TP 8": "did you mean --tp?",
     "memory 22b --zzzz": "`memcalc memory --help` lists all",
     "layer 22b --budget 80GB": "`memcalc memory`, `memcalc recompute` have it",
+    "flops 22b --quiet": "no option --quiet; progress and warnings are on stderr",
     "gpus --fill": "no option --fill; `memcalc memory`, `memcalc recompute` have it",
     "recompute 22b --margin 1GB": "no option --margin; `memcalc memory` has it",
     "layer 22b --recompute-layers 3": "`memcalc memory`, `memcalc ledger`",
