@@ -141,8 +141,13 @@ def main(args: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # closed: whoever writes an answer shall notice
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if args is None and (instruction := os.environ.get(COMPLETE)):
-        if shell_complete(cli, {}, "memcalc", COMPLETE, instruction) == 0:
+        try:
+            if shell_complete(cli, {}, "memcalc", COMPLETE, instruction) == 0:
+                return 0
+        except click.UsageError:  # after a wrong word nothing is offered, and no prompt is spoilt
             return 0
+        except (KeyError, ValueError):
+            return _fail("COMP_WORDS and COMP_CWORD must be a line and the number of a word")
         return _fail(f"{COMPLETE} must be bash_source, zsh_source or fish_source")
     try:
         with cli.make_context("memcalc", list(sys.argv[1:] if args is None else args)) as context:

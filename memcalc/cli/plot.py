@@ -43,6 +43,13 @@ class Kinds(click.Group):
         """The names, in order."""
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse options before the kind: they are those of a kind."""
+        first = args[0] if args else ""
+        if first.startswith("-") and first not in ("-h", "--help", "--"):
+            raise click.UsageError("KIND comes first: memcalc plot KIND [MODEL] -o FILE", ctx)
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

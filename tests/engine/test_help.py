@@ -142,6 +142,7 @@ LEADS = {
     "memory 22b --zzzz": "`memcalc memory --help` lists all",
     "layer 22b --budget 80GB": "`memcalc memory`, `memcalc recompute` have it",
     "flops 22b --quiet": "no option --quiet; progress and warnings are on stderr",
+    "plot -o x.png memory 22b": "KIND comes first: memcalc plot KIND [MODEL] -o FILE",
     "gpus --fill": "no option --fill; `memcalc memory`, `memcalc recompute` have it",
     "recompute 22b --margin 1GB": "no option --margin; `memcalc memory` has it",
     "layer 22b --recompute-layers 3": "`memcalc memory`, `memcalc ledger`",
@@ -241,6 +242,21 @@ class TestCompletion:
         monkeypatch.setenv("_MEMCALC_COMPLETE", f"{shell}_source")
         assert resolve("memcalc.cli.main:main")() == 0
         assert "_memcalc_completion" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("line", ["memcalc zzz ", "memcalc plot zzz ", "memcalc plot -o x "])
+    def test_after_a_wrong_word_nothing_is_completed(self, monkeypatch, capsys, line):
+        monkeypatch.setenv("_MEMCALC_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
+        assert resolve("memcalc.cli.main:main")() == 0
+        assert capsys.readouterr() == ("", "")
+
+    def test_what_is_no_line_to_complete_is_one_line(self, monkeypatch, capsys):
+        monkeypatch.setenv("_MEMCALC_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", "memcalc")
+        monkeypatch.setenv("COMP_CWORD", "x")
+        assert resolve("memcalc.cli.main:main")() == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
     def test_another_shell_is_one_line(self, monkeypatch, capsys):
         monkeypatch.setenv("_MEMCALC_COMPLETE", "tcsh_source")
