@@ -223,7 +223,7 @@ def percent_of_peak(
         if there % of_experts:
             raise UsageError(
                 f"--ep {parallel.ep} x --etp {parallel.expert_tp} must divide the {there} ranks of "
-                "a stage: pass --dp, or --gpus"
+                "a stage: change --dp, or pass --gpus"
             )
     found = gpu(config.run.gpu)
     peak = found.peaks.get(config.run.precision)

@@ -22,8 +22,8 @@ CONTEXT = (
     "(unslothai/unsloth-zoo pull request 1053); about 400 (pytorch/pytorch issue 109888)"
 )
 COMMUNICATORS = (
-    "measured: 544 MB per communicator of two ranks and 688 MB of more, on A100s with NVLink "
-    "(NVIDIA/nccl issue 964)"
+    "measured: 544 MB per communicator of two ranks and 688 MB per larger one, on A100s with "
+    "NVLink (NVIDIA/nccl issue 964)"
 )
 MARGIN_NAME = "the margin"
 MARGIN = "given: --margin, instead of the estimate"

@@ -73,7 +73,7 @@ def comm(config: Config) -> Report:
     if config.model.kv_heads < config.parallel.tp:
         lines += (
             "not counted: the all-gather of the packed query, key and value, needed "
-            "if there are fewer key-value heads than tensor-parallel ranks",
+            "because there are fewer key-value heads than tensor-parallel ranks",
         )
     return Report(
         "comm",

@@ -176,7 +176,7 @@ def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Ite
     if config.run.frozen:
         yield (
             "frozen weights: one GEMM in backward per GEMM in forward, not two; not modelled: "
-            "backward needs none where no earlier layer is trained"
+            "backward runs no GEMM where no earlier layer is trained"
         )
     early = getattr(count, scope)(config, causal, early_stop=True).recomputed
     if config.run.implementation.name.startswith(OF_TORCH) and early < done.recomputed:

@@ -361,7 +361,10 @@ def _setting_notes(config: Config) -> Iterator[str]:
         names = " and ".join(left_out)
         why = "depend on the GPU model: pass --gpu"
         if run.gpu is not None:
-            why = "are known for NVIDIA GPUs only; CUDA context and NCCL are estimated as on those"
+            why = (
+                "are known for NVIDIA GPUs only; CUDA context and NCCL are estimated as for NVIDIA "
+                "GPUs"
+            )
         yield f"not counted: workspaces of {names}, which {why}"
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
@@ -370,7 +373,7 @@ def _setting_notes(config: Config) -> Iterator[str]:
     if config.model.experts and parallel.ep * parallel.expert_tp > ranks:
         yield (
             f"expert parallelism needs {parallel.ep * parallel.expert_tp} ranks per stage, but "
-            f"--tp x --cp x --dp is {ranks}: pass --dp, over which optimizer states may then be "
+            f"--tp x --cp x --dp is {ranks}: pass a larger --dp; optimizer states may then also be "
             "sharded"
         )
 

@@ -75,7 +75,7 @@ def _of_windows(config: Config) -> list[str]:
     number = model.layers if model.window_layers is None else sum(model.window_layers)
     kept = "this does not change their memory"
     if masked:
-        kept = f"for sequences of {window} tokens or more transformers makes a mask; {MASKED}"
+        kept = f"transformers makes a mask for sequences of {window} tokens or more; {MASKED}"
     return [
         f"{number} of {model.layers} layers attend to {window} tokens (sliding window): {kept}; "
         "their FLOPs are counted over the whole sequence"

@@ -36,8 +36,8 @@ class Ratio(click.ParamType[float]):
     type=Ratio(),
     metavar="RATIO",
     common=True,
-    help="Exit with status 1 if the median peak error of unflagged rows exceeds this: 2%, 0.02.  "
-    "[default: none]",
+    help="Exit with status 1 if the median peak error of unflagged rows exceeds this, such as 2% "
+    "or 0.02.  [default: none]",
 )
 @option(
     "--imbalance",

@@ -31,8 +31,8 @@ def check(
     The papers are Korthikanti et al. 2022, Li et al. 2021 and two on persistent RNNs. PATTERN
     chooses claims whose id contains it, or matches it as a shell pattern.
 
-    The columns difference and tolerance are in the unit of their row. Exit status 1: a verdict is
-    not the expected one.
+    The columns difference and tolerance are in the unit of their row. The exit status
+    is 1 if a verdict is not the expected one.
 
     \b
     Examples:

@@ -93,15 +93,15 @@ def derive(
     The module runs on symbolic sizes, without memory or kernels. TARGET is one of
 
     \b
-      MODEL                      memcalc's own layer of that model, in all its sizes
+      MODEL                      memcalc's own layer of that model, with every size symbolic
       MODEL --from transformers  Hugging Face's model: each kind of layer, in s and b
       package.module:factory     a function of yours that returns (module, inputs) or
                                  (module, inputs, symbols)
 
     Only a factory TARGET executes code of yours.
 
-    With --against ledger the exit status is 1 if the formulas differ. It needs PyTorch: pip install
-    'activation-memcalc[torch]', or [transformers] for --from transformers.
+    With --against ledger the exit status is 1 if the formulas differ. This command needs
+    PyTorch: pip install 'activation-memcalc[torch]', or [transformers] for --from transformers.
 
     \b
     Examples:

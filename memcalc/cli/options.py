@@ -298,7 +298,8 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--bucket",
             type=Whole(1, 2**40),
-            help="Elements per gradient bucket of DeepSpeed.  [default: 500,000,000]",
+            help="DeepSpeed's reduce_bucket_size: elements per gradient bucket.  "
+            "[default: 500,000,000]",
         ),
     },
     "Recomputation": {

@@ -56,9 +56,9 @@ def validate(
 ) -> None:
     """Run a layer in PyTorch, and compare the tensors it saves for backward with the ledger.
 
-    The exit status is 1 if a tensor is missing or unexplained, or another check fails. It needs
-    PyTorch: pip install 'activation-memcalc[torch]'. --device cuda has not been tested on a GPU
-    yet.
+    The exit status is 1 if a tensor is missing or unexplained, or another check fails. This
+    command needs PyTorch: pip install 'activation-memcalc[torch]'. --device cuda has not been
+    tested on a GPU yet.
 
     \b
     Examples:

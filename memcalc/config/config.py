@@ -122,7 +122,7 @@ class Config:
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
             lines.append(
                 "Megatron-core refuses experts with tensor parallelism but no sequence "
-                "parallelism (--sp): counted as if every rank dispatched all tokens"
+                "parallelism (pass --sp); counted as if every rank dispatched all tokens"
             )
         if self.run.precision == "fp8":
             lines.append(
@@ -144,7 +144,7 @@ class Config:
         if kernels.name.startswith("transformers-") and self.parallel.tp > 1:
             lines.append(
                 "Hugging Face's layers were not measured with tensor parallelism: the tensors "
-                "are sharded as in implementation torch"
+                "are counted as --implementation torch shards them"
             )
         if self.run.frozen:
             lines.append(
@@ -167,11 +167,14 @@ class Config:
                 instead = (
                     "counted as PyTorch's memory-efficient kernel, with a bias kept by every layer"
                 )
-            lines.append(f"flash attention kernels do not support relative positions: {instead}")
+            lines.append(
+                f"flash attention kernels do not support a relative position bias: {instead}"
+            )
         theirs = kernels.name.startswith("transformers-")
         if theirs and model.encoder_layers is not None and self.run.precision == "fp16":
             lines.append(
-                "uses more memory than counted (Hugging Face's T5 clamps hidden states in fp16)"
+                "Hugging Face's T5 clamps hidden states in fp16; the memory that this uses is not "
+                "counted"
             )
         return lines
 

@@ -9,9 +9,9 @@ ATTENTIONS = ("flash", "unfused")
 EXPERT_PRODUCTS = ("grouped", "sequential", "batched")
 CROSS_ENTROPIES = {
     "unfused": "an fp32 copy of the logits becomes their softmax in place",
-    "native": "Megatron-core's own fusion: a copy more while it runs",
-    "te": "Transformer Engine's: in place of the logits",
-    "chunked": "with the head's product, some tokens at a time (Liger)",
+    "native": "Megatron-core's own fused kernel: one more copy of the logits while it runs",
+    "te": "Transformer Engine's kernel: overwrites the logits in place",
+    "chunked": "fused with the head's GEMM, one chunk of tokens at a time (Liger)",
 }
 
 

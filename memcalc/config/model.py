@@ -294,8 +294,9 @@ class Model:
         found = [what for what, there in other.items() if there]
         if found or not self.causal:
             raise ConfigError(
-                "only encoder-decoders like T5 are modelled (causal decoder, block pre_norm, no "
-                f"learned positions, no experts), not with {found[0] if found else 'causal false'}"
+                "an encoder-decoder is modelled like T5 (causal decoder, block pre_norm, no "
+                "learned positions, no experts): it cannot have "
+                f"{found[0] if found else 'a bidirectional decoder'}"
             )
 
     def _vision(self) -> None:

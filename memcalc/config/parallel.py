@@ -301,7 +301,7 @@ class Parallel:
         fields.word("sharder", self.sharder, SHARDERS)
         if self.sharder == "fsdp2" and self.zero < 2:
             raise ConfigError(
-                "--sharder fsdp2 needs --zero 3 (or 2, which does not reshard after forward), not "
+                "--sharder fsdp2 needs --zero 3, or 2 to keep weights gathered after forward, not "
                 f"{self.zero}"
             )
         if self.sharder in MOST and self.zero > MOST[self.sharder]:

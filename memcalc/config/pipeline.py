@@ -114,7 +114,7 @@ def batches(order: str, stages: int, group: int, number: int) -> tuple[str, list
     """
     if order == "interleaved":
         if number < group:
-            return f"a group is {group} micro-batches, and an iteration only {number}", [group]
+            return f"a group has {group} micro-batches, but an iteration only {number}", [group]
         whole, last = number - number % group, number % group
         if 0 < last < stages:
             left = f"{number} micro-batches in groups of {group} leave a last group of {last}"

@@ -235,7 +235,7 @@ def _attended(
         Save(q, "backward recomputes the scores from it", source),
         Save(k, "backward recomputes the scores from it", source),
         Save(v, "needed for the gradient of the probabilities", source),
-        Save(out, "needed for the softmax gradient: row sums of output x dy", source),
+        Save(out, "needed for the softmax gradient: row sums of output x its gradient", source),
         *more,
     ]
     biases = (save.tensor for save in more if not save.small)
@@ -1216,7 +1216,7 @@ def dispatch(
     if bias:
         places.append(Tensor(f"{name}_expert", (routed,), 8))
     places.append(Tensor(f"{name}_offsets", (g.mesh.experts(experts),), 4))
-    reason = "position of each routed token: gradients return by it"
+    reason = "position of each routed token: backward routes gradients by it"
     saves = [Save(place, reason, HF_EXPERTS, small=True) for place in places]
     for old, new in pairwise(before):
         g.record(new.name, "dispatch", (old,), (new,))

@@ -101,5 +101,5 @@ def _axis(
 ) -> tuple[int, int]:
     number, axis = pair
     if not 0 <= number < len(tensors) or not 0 <= axis < leaves[tensors[number]].dim():
-        raise UsageError(f"{letter}: the inputs have no axis {axis} of input {number}")
+        raise UsageError(f"{letter}: input {number} does not exist or has no axis {axis}")
     return tensors[number], axis

@@ -360,7 +360,7 @@ def _symbolic(subject: Subject) -> Derived:
     for guard in env.guards:
         if isinstance(guard.expr, sympy.Eq):
             decided = _worded(_as_letters(guard.expr, names))
-            raise StoppedError(f"PyTorch decides that {decided}")
+            raise StoppedError(f"PyTorch's tracing adds the guard {decided}")
     conditions = [sympy.simplify(_named(each.expr, names)) for each in env.guards]
     told = [_as_letters(each, {}) for each in conditions if each not in (True, sympy.true)]
     tensors = tuple(

@@ -110,4 +110,4 @@ def _confirm(
         }
         if [each.subs(values) for each in expressions] != measured(at):
             said = ", ".join(f"{letter} = {size}" for letter, size in values.items())
-            raise ValueError(f"its bytes follow no polynomial at {said}")
+            raise ValueError(f"its bytes do not follow the interpolated polynomial at {said}")

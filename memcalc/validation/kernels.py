@@ -22,7 +22,10 @@ from memcalc.errors import UsageError
 from memcalc.graph.ops import BIAS_TILE
 
 SEQUENCES = (torch.gru, torch.lstm, torch.rnn_tanh, torch.rnn_relu)
-CUDNN = "run op by op here; CUDA runs cuDNN's kernel, which saves its output and a reserve instead"
+CUDNN = (
+    "the RNN runs op by op here; on CUDA, cuDNN's kernel saves its output and its reserve space "
+    "instead"
+)
 FLASH_RNG_BYTES = 24  # PyTorch's flash kernel saves a seed with its offset, and 8 bytes more
 ATTENTION, RMS_NORM = F.scaled_dot_product_attention, F.rms_norm
 State = tuple[Tensor, ...]  # of a recurrent cell

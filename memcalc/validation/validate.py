@@ -308,7 +308,7 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
         error = float(torch.tensor([each.gradient_error for each in found]).max())
         lines.append(
             "gradients of the input and of the sharded weights equal the unsharded layer's, in "
-            f"fp32 without dropout, to {error:.1g} of the largest"
+            f"fp32 without dropout, to within {error:.1g} of the largest"
         )
     if first.peaks:
         slope, rest = _slope(first.peaks), _rest(first.peaks)
@@ -338,7 +338,7 @@ def _finding_notes(found: list[Finding], config: Config, device: str) -> tuple[s
         )
     if taken is not None and allocator.unknown(os.environ):
         other = ", ".join(allocator.unknown(os.environ))
-        lines.append(f"warning: the allocator's count is not checked under {other}")
+        lines.append(f"warning: the allocator's count is not checked when {other} is set")
     return tuple(lines)
 
 
@@ -436,8 +436,8 @@ def require(config: Config, device: str, against: str) -> None:
     caches = "flash_attention" in config.run.policy.cached
     if caches and (t > 1 or (device == "meta" and kernels.attention == "flash")):
         raise UsageError(
-            "--recompute selective_op is validated with --tp 1, and with flash attention on "
-            "--device cpu or cuda only"
+            "--recompute selective_op needs --tp 1, and with flash attention also "
+            "--device cpu or cuda"
         )
     lacks = "" if against == "transformers" else lacking(config)
     if lacks:
@@ -452,7 +452,7 @@ def require(config: Config, device: str, against: str) -> None:
         hugging_face.require(config)
         if device != "meta" or config.parallel.tp > 1 or config.run.policy.regions:
             raise UsageError(
-                "--against transformers runs with --device meta, --tp 1 and no --recompute only"
+                "--against transformers needs --device meta, --tp 1 and --recompute none"
             )
         return
     grouped = model.kv_heads != model.heads

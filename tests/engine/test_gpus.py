@@ -249,7 +249,7 @@ class TestCommands:
         line = "memory llama-3-8b -s 512 --implementation megatron --gpu mi300x --format json"
         assert (
             "not counted: workspaces of cuBLAS and Transformer Engine, which are known for NVIDIA "
-            "GPUs only; CUDA context and NCCL are estimated as on those"
+            "GPUs only; CUDA context and NCCL are estimated as for NVIDIA GPUs"
         ) in memcalc(line).document["notes"]
 
     @pytest.mark.parametrize(

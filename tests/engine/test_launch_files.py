@@ -259,7 +259,7 @@ EOF
         arguments = TOY.replace("--hidden-size 512", '--hidden-size "$SIZE"')
         with pytest.raises(InputError) as caught:
             script(arguments, f"SIZE={size.replace('{gone}', str(gone))}")
-        assert "--hidden-size is unknown: the file does not determine " in str(caught.value)
+        assert "--hidden-size has no known value: the file does not determine " in str(caught.value)
         assert said in str(caught.value)
         assert not gone.exists()
 
@@ -267,8 +267,8 @@ EOF
         config = script(TOY.replace("--micro-batch-size 2", "--micro-batch-size $3"))
         assert config.run.micro_batch_size == 1
         assert config.warnings == (
-            "--micro-batch-size is unknown: the file does not determine $3; set it on the command "
-            "line",
+            "--micro-batch-size has no known value: the file does not determine $3; set it on the "
+            "command line",
         )
 
     def test_a_condition_that_is_open_is_not_guessed(self, script):
@@ -279,13 +279,13 @@ EOF
             if [ -n "$WANDB" ]; then ARGS+=(--wandb-project x --squared-relu); fi
             if [ $SP = true ] && [ $2 -gt 1 ]; then OPTIONS="--sequence-parallel"; fi
         """
-        with pytest.raises(InputError, match=r"--num-layers is unknown.*\$LAYERS"):
+        with pytest.raises(InputError, match=r"--num-layers has no known value.*\$LAYERS"):
             script(TOY.replace("--num-layers 4", "--num-layers $LAYERS"), before)
         config = script(TOY + "${ARGS[@]} ${EXTRA[@]} $OPTIONS", before)
         assert config.model.activation == "gelu"
         assert not config.model.mlp_bias
         assert config.warnings == (
-            "ignored, because the script may or may not pass them: "
+            "ignored, because they depend on a condition that the file does not determine: "
             "--swiglu, --squared-relu, --sequence-parallel",
             "arguments may be missing: the file does not determine $EXTRA, $OPTIONS",
         )
@@ -1031,8 +1031,8 @@ class TestHostileYaml:
             ("a: [", "not YAML: "),
             ("%", "not YAML: "),
             ("'\\x", "not YAML: "),
-            ("# nothing", "neither YAML keys nor a script"),
-            ("[1, 2]", "neither YAML keys nor a script"),
+            ("# nothing", "must be YAML, or a launch script"),
+            ("[1, 2]", "must be YAML, or a launch script"),
             (
                 "a: !!python/object/apply:os.system ['touch /tmp/x']",
                 "unknown format; known formats",

@@ -314,10 +314,10 @@ class TestConfigs:
     @pytest.mark.parametrize(
         ("change", "line"),
         [
-            ({"position": "learned", "relative_buckets": None}, "not with learned positions"),
-            ({"block": "post_norm"}, "not with block post_norm"),
-            ({"experts": 4}, "not with experts"),
-            ({"causal": False}, "not with causal false"),
+            ({"position": "learned", "relative_buckets": None}, "cannot have learned positions"),
+            ({"block": "post_norm"}, "cannot have block post_norm"),
+            ({"experts": 4}, "cannot have experts"),
+            ({"causal": False}, "cannot have a bidirectional decoder"),
             ({"position": "none"}, "relative_buckets needs relative positions"),
             ({"encoder_layers": 0}, "encoder_layers must be a whole number from 1"),
         ],
@@ -347,7 +347,8 @@ class TestConfigs:
             ]
 
         assert warned() == [
-            "flash attention kernels do not support relative positions: counted as if they did"
+            "flash attention kernels do not support a relative position bias: counted as if they "
+            "did"
         ]
         (line,) = warned(implementation="transformers-sdpa")
         assert line.endswith("PyTorch's memory-efficient kernel, with a bias kept by every layer")

@@ -151,7 +151,9 @@ def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source | Ru
                 raise
     content = _reads("yaml:parse")(text, where, MAX_DEPTH)
     if not isinstance(content, dict):
-        raise InputError(f"{where}: neither YAML keys nor a script with arguments")
+        raise InputError(
+            f"{where}: must be YAML, or a launch script with arguments such as --num-layers"
+        )
     return _recognised(content, where)
 
 

@@ -33,7 +33,7 @@ HARMLESS = """
 
 # Keys of sections that change memory and are not modelled: a key, its default (which changes
 # nothing), the likely sign of the error, and why. Keys without an effect are in KNOWN.
-GATHERED = "counted with the weights of two layers gathered, this one and the next"
+GATHERED = "gathered weights are counted for two layers, the current and the next"
 TOGETHER = "uses more memory than counted (weights of several modules are gathered together)"
 OFFLOADED = "uses less GPU memory than counted"
 OF_ZERO = {

@@ -123,7 +123,9 @@ class _Arguments:
     def _closed(self, name: str, values: Iterable[str]) -> None:
         names = [each for value in values for each in shell.opened(value)]
         if names:
-            raise _OpenError(f"--{name} is unknown: the file does not determine {listed(names)}")
+            raise _OpenError(
+                f"--{name} has no known value: the file does not determine {listed(names)}"
+            )
 
 
 def read_script(text: str, name: str) -> Source | RunSource:
@@ -144,7 +146,8 @@ def read_script(text: str, name: str) -> Source | RunSource:
     said = _Arguments(words, _loose(command for certain, command in commands if certain))
     if maybe:
         said.unmodelled.append(
-            f"ignored, because the script may or may not pass them: {listed(maybe)}"
+            "ignored, because they depend on a condition that the file does not determine: "
+            f"{listed(maybe)}"
         )
     if said.loose:
         said.unmodelled.append(

@@ -4,14 +4,17 @@ HYBRID = "state-space layers are counted as attention"
 OFFLOADED = "uses less GPU memory than counted"
 GRAPHS = "uses more memory than counted (CUDA graphs have buffers of their own)"
 MEGATRON_FSDP = "uses more memory than counted (buckets of gathered weights and of gradients)"
-TORCH_FSDP2 = "counted as fsdp2 with fp32 shards, without fp32 gradients in the optimizer step"
+TORCH_FSDP2 = (
+    "counted as fsdp2 with fp32 shards; fp32 gradients in the optimizer step are not counted"
+)
 PADDED = "uses more memory than counted (inputs of experts are padded)"
+RESIDUAL = "counted as if the residual were taken before the norm"
 ALIKE = "all layers are counted as identical"
 VISION = "the vision model is not counted"
 
 # Arguments that change memory and are not modelled, with the likely sign of the error and why.
 UNMODELLED = {
-    "apply-residual-connection-post-layernorm": "counted with the residual from before the norm",
+    "apply-residual-connection-post-layernorm": RESIDUAL,
     "attention-output-gate": "uses more memory than counted (a gate on the attention output)",
     "cpu-offloading": OFFLOADED,
     "cpu-offloading-num-layers": OFFLOADED,
@@ -50,7 +53,7 @@ UNMODELLED = {
     "qk-l2-norm": "uses more memory than counted (a norm of query and key without weights)",
     "quick-geglu": "counted as GeGLU",
     "retro-add-retriever": "the retriever is not counted",
-    "spec": "a custom layer may run instead of the counted one; only `local` is known",
+    "spec": "the layer of a custom spec may differ from the counted one; only `local` is modelled",
     "tp-comm-overlap": "uses more memory than counted (communication buffers)",
     "use-custom-fsdp": MEGATRON_FSDP,
     "use-kitchen": "other layers run instead of the counted ones",
