@@ -29,7 +29,7 @@ BEGINNINGS = {
 
 # In a child: reads files, and prints the most processor time of one and the most memory, in MiB.
 CHILD = """
-import resource, sys, time
+import sys, time
 from pathlib import Path
 from memcalc.config import readers
 from memcalc.errors import MemcalcError
@@ -44,7 +44,8 @@ for unit in units:
     except MemcalcError as error:
         assert len(str(error)) < 2000 and chr(10) not in str(error), unit
     worst, which = max((time.process_time() - start, unit), (worst, which))
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+memory = int(status["VmHWM"].split()[0]) / 1024  # ru_maxrss has that of the parent too
 print(worst, memory, repr(which))
 """
 

@@ -490,8 +490,8 @@ class TestTorch:
     def test_whose_layer_ran_is_said(self):
         notes = validate(load("llama-3-8b", tp=8), "meta", against="torch").notes
         assert (
-            "layer: plain PyTorch modules under DTensor's own tensor parallelism of 8; a stand-in "
-            "for CUDA's dropout"
+            "layer: plain PyTorch modules sharded by DTensor over 8 tensor-parallel ranks; a "
+            "stand-in replaces CUDA's dropout"
         ) in notes
         assert any(
             note.endswith("kernels: flash attention, RMSNorm, rotary positions") for note in notes
