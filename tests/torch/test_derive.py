@@ -612,7 +612,7 @@ class TestModules:
         [
             (Sorting(), "in module ., at or after index"),
             (Deciding(), "in module ., at or after _local_scalar_dense"),
-            (Rooted(), "no polynomial at s = "),
+            (Rooted(), "interpolated polynomial at s = "),
             (Leaving(), "in module .: SystemExit: 3"),
             (Yielding(), "an iterator, which has not run yet"),
         ],
@@ -626,7 +626,7 @@ class TestModules:
         [
             ({"s": 7}, "no axis of the inputs has size s = 7"),
             ({"s": 6, "b": 6}, "axis 0 of input 0 is both s and b"),
-            ({"s": (0, 5)}, "s: the inputs have no axis 5 of input 0"),
+            ({"s": (0, 5)}, "s: input 0 does not exist or has no axis 5"),
             ({"s": "x"}, "a symbol must be a size or axes"),
             ({"s": [(0, 0), (0, 1)]}, "s is both 6 and 4 in the inputs"),
             ({"2s": 6}, "a symbol must be a Python name"),
@@ -663,7 +663,7 @@ class TestModules:
 
     def test_a_whole_sequence_on_cuda_is_said_to_be_cudnns(self):
         told = derive(nn.GRU(4, 4), torch.randn(6, 2, 4), {"b": 2}).notes
-        assert any(note.startswith("gru: run op by op here; CUDA runs cuDNN's") for note in told)
+        assert any(note.startswith("gru: the RNN runs op by op here; on CUDA") for note in told)
 
     def test_what_a_module_holds_without_registering_it_is_there_anyway(self):
         block = Holding()
@@ -722,7 +722,7 @@ class TestInterpolation:
 
     def test_a_term_that_the_example_hides_is_not_believed(self):
         """At b = 3 it has no s; at other b it does."""
-        with pytest.raises(ValueError, match="follow no polynomial"):
+        with pytest.raises(ValueError, match="do not follow the interpolated polynomial"):
             interpolated(lambda at: [(at["b"] - 3) * at["s"] ** 2], {"s": 4, "b": 3})
 
 
