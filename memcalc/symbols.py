@@ -62,7 +62,7 @@ def in_words(letter: str) -> str:
 
 
 def legend(used: Collection[str]) -> tuple[str, ...]:
-    """A note of what letters mean, or none where none are used.
+    """A note that explains the letters, or nothing if no letter is used.
 
     >>> legend("sb")
     ('letters: s sequence length, b micro-batch size',)

@@ -131,7 +131,7 @@ def has_head(config: Config, stage: int) -> bool:
 
 
 def unknown(config: Config) -> list[str]:
-    """The libraries whose workspaces are not counted, as no NVIDIA GPU is named to know their size.
+    """The libraries whose workspaces are not counted, because no NVIDIA GPU is named.
 
     >>> from memcalc.config import load
     >>> unknown(load("llama-3-8b")), unknown(load("llama-3-8b", gpu="h100"))

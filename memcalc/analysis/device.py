@@ -224,7 +224,7 @@ def _unsplit(config: Config, held: Held) -> Iterator[Part]:
 
 
 def _policy(config: Config, number: int) -> Policy:
-    """The policy of a chunk's layer, counted from 0; the block method has it for the first ones."""
+    """The policy of a chunk's layer, counted from 0; the block method recomputes only the first."""
     run = config.run
     some = run.recompute_layers if run.recompute_method == "block" else None
     return run.policy if some is None or number < some else activations.NOTHING
@@ -233,7 +233,7 @@ def _policy(config: Config, number: int) -> Policy:
 def _together(config: Config, names: Sequence[str]) -> list[int]:
     """For each layer, what earlier layers of its recomputed block hold.
 
-    It is beside the input of the first, from which the block is recomputed.
+    The input of the first, from which the block is recomputed, is not included.
     """
     number = config.run.recompute_layers or 1
     if config.run.recompute_method != "uniform" or number == 1:

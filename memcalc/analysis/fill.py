@@ -26,7 +26,7 @@ class Filled(NamedTuple):
         window: The most passes in flight, over all its model chunks.
         whole: How many of each window keep all activations.
         bytes: What they add to its peak, per rank.
-        recomputed: FLOPs recomputed per iteration without them, over all ranks.
+        recomputed: FLOPs recomputed per iteration if no pass kept all, over all ranks.
         share: The share of its passes that keep all activations.
     """
 
@@ -38,7 +38,7 @@ class Filled(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """FLOPs that are not recomputed, of these."""
+        """The part of ``recomputed`` that is saved."""
         return round(self.recomputed * self.share)
 
 
@@ -83,9 +83,9 @@ def fill(config: Config, number: int, free: int) -> Filled:
 def _most(window: int, free: int, more: Callable[[int], int]) -> int:
     """The largest number up to a window that adds at most what is free.
 
-    What is added is nearly in proportion to the number, so a guess comes first.
+    The added bytes are nearly proportional to the number, so a proportional guess is tried first.
 
-    Where they add nothing, all of them can be kept, even on a stage that does not fit:
+    If micro-batches add no bytes, all are kept, even on a stage that does not fit:
 
     >>> _most(10, 69, lambda whole: 10 * whole), _most(10, 1000, lambda whole: 10 * whole)
     (6, 10)

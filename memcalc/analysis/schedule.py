@@ -28,10 +28,10 @@ SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v", "dualpipe")  # schedules that run th
 # 1,024 stages. Real pipelines need far fewer, and more would take seconds.
 MOST_PASSES = 2**21
 MOST_DRAWN = 2**18  # of a timeline, which holds all of them at once
-MOST_FILLED = 2**18  # where they are walked again for each number of micro-batches kept whole
+MOST_FILLED = 2**18  # with --fill, which walks them again for each number that it tries
 
-# A schedule repeats itself once the pipeline is full, so that of many micro-batches some rounds are
-# walked. A round has as many micro-batches as stages; interleaved, it is a group of micro-batches.
+# A schedule repeats itself once the pipeline is full, so only some rounds of many micro-batches are
+# walked. A round is one micro-batch per stage (DualPipe: two), or one group if interleaved.
 ROUNDS = {"1f1b": 1, "interleaved": 3}
 MOST_ROUNDS = 4  # of the other schedules, and of a timeline
 
@@ -84,7 +84,7 @@ def gpipe(microbatches: int) -> Iterator[Step]:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
-    """1F1B (Narayanan et al. 2021, figure 4): forwards until the pipeline is full, then 1F1B.
+    """1F1B (Narayanan et al. 2021, figure 4): warm-up forwards, then forward and backward in turn.
 
     >>> shown(one_f_one_b(0, 2, 3))
     'f0 f1 b0 f2 b1 b2'
@@ -264,7 +264,7 @@ def _too_long(parallel: Parallel, number: int, most: int) -> ConfigError:
 
 
 def _walked(parallel: Parallel, microbatches: int, rounds: int) -> int:
-    """Of so many micro-batches, how many are walked in some rounds."""
+    """How many of the micro-batches are walked: at most those of some rounds."""
     if parallel.order == "gpipe":  # all of them are in flight
         return microbatches
     if parallel.order == "interleaved":
@@ -329,7 +329,7 @@ def peak(
     >>> peak(one_f_one_b(0, 4, 100), lambda chunk: 1)
     {0: InFlight(whole=4, waiting=0)}
     """
-    keys: dict[tuple[str, int], tuple[str, int]] = {}  # one tuple of a kind, for many steps
+    keys: dict[tuple[str, int], tuple[str, int]] = {}  # one tuple per kind of step, shared
     work = [keys.setdefault(key := (phase, chunk), key) for phase, _, chunk in steps]
     sizes = {
         (phase, chunk): _CHANGE[phase].whole * weight(chunk)

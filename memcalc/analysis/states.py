@@ -86,7 +86,7 @@ RECIPES = {
 
 
 def recipe(run: Run) -> Recipe:
-    """The recipe of a run; fp32 weights have no master copy.
+    """The recipe of a run; fp32 weights have no master weights.
 
     >>> recipe(Run(seq_length=1)) == RECIPES["paper"]
     True
@@ -136,7 +136,7 @@ def parameters(config: Config, stage: int) -> "Counter[Kind]":
 
 
 def copies(config: Config, stage: int) -> Iterator[str]:
-    """What a stage without the embedding needs a copy of its table for: the head, or MTP layers."""
+    """Why a stage without the embedding has a copy of its table: for the head, or MTP layers."""
     graphs = _graphs(config, stage)
     if EMBEDDING in graphs:
         return
@@ -217,8 +217,8 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
     weights = tuple(_in_order(config, stage))
     if (number := sum(alike for _, _, alike in weights)) > MOST_WEIGHTS:
         raise ConfigError(
-            f"a rank of stage {stage} holds {number} weights, of which at most {MOST_WEIGHTS} are "
-            "laid out in memory: use a larger --ep or --pp"
+            f"a rank of stage {stage} holds {number} weight tensors, more than the "
+            f"{MOST_WEIGHTS} that memcalc can lay out: use a larger --ep or --pp"
         )
     size = _unsplit(weights, recipe(config.run), shards)
     if size:
@@ -231,7 +231,7 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
 def _unsplit(
     weights: tuple[tuple[Kind, int, int], ...], each: Recipe, shards: tuple[int, ...]
 ) -> int:
-    """The bytes for these weights; ``shards`` are those of experts and of all else, if sharded."""
+    """The bytes for these weights; ``shards`` are those of all else and of experts, if sharded."""
     segments = Segments()
     blocks = []
     for kind, size, number in weights:
@@ -395,7 +395,7 @@ def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
 
 @lru_cache(1024)
 def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
-    """The weights of one graph on a rank: their elements, and how many are equal.
+    """The weights of one graph on a rank: their elements, and how many have that size.
 
     Each expert has its own.
     """

@@ -110,7 +110,7 @@ class _Backward:
         held: Saved tensors that are still needed.
         own: Bytes per element of a weight gradient that is not fused, or 0.
         gathers: Whether shards are gathered into new memory.
-        gradients: Tensors with a gradient, each with the tensor whose gradient has the memory.
+        gradients: Tensors with a gradient, each with the tensor whose gradient shares its memory.
         returned: Outputs of a recomputed region, likewise, while they are held.
     """
 

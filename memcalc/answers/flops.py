@@ -107,7 +107,7 @@ def flops(
 
 
 def _answer(done: count.Flops, scope: str, mfu: float | None, hfu: float | None) -> str:
-    """The model's FLOPs, those that the hardware does, and what of its peak that is."""
+    """Model FLOPs, hardware FLOPs, MFU and HFU."""
     per = "iteration" if scope == "iteration" else "layer and micro-batch"
     line = f"model FLOPs per {per}: {format_flops(done.model)}"
     if done.recomputed:
@@ -142,7 +142,7 @@ def _printed(config: Config) -> Fraction | None:
 
 
 def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str, ...]:
-    """The GPUs and the peak that a utilisation is of."""
+    """The GPUs and the peak to which MFU and HFU refer."""
     if mfu is None:
         return ()
     found = gpu(str(config.run.gpu))

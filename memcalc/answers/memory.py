@@ -136,7 +136,7 @@ def _capacity(config: Config) -> Room | None:
 
 
 def _worst(held: Sequence[StageMemory]) -> StageMemory:
-    """The stage with the highest peak; all need as much more."""
+    """The stage with the largest peak. The estimate beyond it has the same rule on all stages."""
     return max(held, key=lambda stage: stage.peak.bytes)
 
 

@@ -34,7 +34,7 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
 
 
 def _of_spread(config: Config) -> list[str]:
-    """How layers are distributed that the number of model chunks does not divide."""
+    """How layers are distributed if model chunks do not divide their number."""
     parallel = config.parallel
     said = (parallel.layout, parallel.first_stage_layers, parallel.last_stage_layers)
     rest = config.model.layers + parallel.embedding_as_layer + parallel.loss_as_layer
@@ -139,7 +139,7 @@ def setting(config: Config) -> str:
 
 
 def whole_setting(config: Config) -> str:
-    """The same with every parallel size, ZeRO, the global batch and the GPU.
+    """The same with more parallel sizes, ZeRO, the global batch and the GPU.
 
     >>> from memcalc.config import load
     >>> whole_setting(load("22b"))

@@ -11,7 +11,7 @@ from memcalc.config.config import Config, RunSource, Source, configure
 from memcalc.config.readers import hub, native
 from memcalc.errors import ConfigError, nearest
 
-# What people call models whose names in the catalogue are others.
+# Other common names of models in the catalogue.
 _KNOWN_AS = {
     **dict.fromkeys(("gpt3", "gpt-3", "gpt3-175b", "gpt-3-175b", "gpt-175b"), "175b"),
     **dict.fromkeys(("mt-nlg", "mt-nlg-530b", "megatron-turing", "megatron-530b"), "530b"),
@@ -67,7 +67,7 @@ def load(
 def sources(
     target: str | os.PathLike[str], run: str | os.PathLike[str] | None = None
 ) -> tuple[Source, RunSource | None]:
-    """The model with its run, and the settings of the other run, as files or the catalogue say.
+    """The target's model and settings, and the settings of ``run``, before they are combined.
 
     Args:
         target: As in ``load``.

@@ -1,4 +1,4 @@
-"""Settings without effect, whatever the question: a line for each that is not a default."""
+"""Warnings about settings that differ from the defaults and change no answer."""
 
 from collections.abc import Iterable
 

@@ -173,7 +173,7 @@ def padded(size: int, multiple: int, tp: int, assumed: list[str]) -> int:
     """
     each = multiple * tp
     if each < 1:
-        raise ConfigError(f"the vocabulary is padded to a multiple of at least 1, not of {each}")
+        raise ConfigError(f"the vocabulary must be padded to a multiple of at least 1, not {each}")
     found = -(-size // each) * each
     if found != size:
         assumed.append(f"vocabulary {found} ({size} padded to a multiple of {each})")

@@ -104,7 +104,7 @@ def budget(text: str) -> int:
 def smallest(size: int, precision: str = "fp16") -> Gpu | None:
     """The GPU with the least memory that holds so many bytes, or None.
 
-    Its tensor cores must have the precision; for fp32 they need only be there.
+    Its tensor cores must support the precision; for fp32, any tensor cores will do.
 
     Only NVIDIA GPUs with tensor cores are asked: the buffers that memcalc counts are theirs. Of
     several with the same memory it is the first of the catalogue.

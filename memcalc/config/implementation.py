@@ -30,13 +30,13 @@ class Implementation:
         fused_gate: Whether a gated activation is one kernel that keeps its packed input, or an
             activation and a product that keep their inputs each.
         softmax_fp32: Whether the unfused softmax is kept in fp32 where the model asks for one. (A
-            fused kernel keeps its output in the activations' type, whatever it computes in.)
+            fused kernel keeps its output in the activations' dtype, whatever it computes in.)
         repeats_kv: Whether unfused attention repeats K and V to all heads before its products.
         keeps_gathered: Whether sequence parallelism keeps the gathered inputs of the linears,
             rather than gathering them again in backward.
         weighs_outputs: Whether experts' outputs are weighed after their second product, which keeps
             them, rather than before it.
-        own_heads: Whether heads come to a flash kernel as the model's own code makes them: views
+        own_heads: Whether a flash kernel reads heads as the model's own code makes them: views
             of all that they were packed with, or repeated.
         fills_padding: Whether unfused attention that is not causal fills what is padded with zeros
             behind its softmax too, by a mask that each layer makes and keeps.
@@ -53,15 +53,15 @@ class Implementation:
         weighs_activations: Whether experts' activations are weighed by an operation of its own
             where they are not gated in one kernel, which keeps them. (Megatron-core's kernels of
             gated ones weigh as they activate.)
-        sorts_chunks: Whether routed tokens, once received, are put in the order of a rank's experts
-            by a copy more.
+        sorts_chunks: Whether received tokens are sorted by a rank's experts
+            with one more copy.
         shared_first: Whether shared experts run before the routed ones.
         holds_routed: Whether tokens on their way to the experts stay until the block returns, for
             its variables refer to them (Megatron-core, moe_layer.py: custom_forward).
-        gathers_tokens: Whether experts' ranks are given all tokens, and choose theirs, where others
-            are sent theirs alone (Megatron-core's all-gather token dispatcher).
-        expert_products: ``grouped``, a product an expert in one call, ``sequential``, one expert
-            after another, or ``batched``, a product a routed token, which keeps a copy of its
+        gathers_tokens: Whether expert ranks receive all tokens and select their own, where others
+            receive only their own (Megatron-core's all-gather token dispatcher).
+        expert_products: ``grouped``, one GEMM per expert in one call, ``sequential``, one expert
+            after another, or ``batched``, one GEMM per routed token, which keeps a copy of its
             expert's weights.
         cross_entropy: How the loss is made of the hidden states: a word of ``CROSS_ENTROPIES``.
         batch_first: Whether the flash kernel has batches before tokens, and its output is copied to

@@ -24,7 +24,7 @@ NORM_SCALES = {
     "one_plus": "in fp32, by 1 + weight (Gemma)",
 }
 
-# How a layer's two sublayers, attention and MLP, stand to its norms and residuals.
+# Where a layer has its norms and residuals, relative to attention and MLP.
 BLOCKS = {
     "pre_norm": "a norm before each sublayer (GPT-2, Llama)",
     "post_norm": "a norm after each residual sum (BERT)",
@@ -53,7 +53,7 @@ class Model:
         vocab_size: v, or None where it is unknown (one layer does not need it).
         max_seq_length: The longest sequence that the model is meant for, or None.
         norm: ``layernorm`` or ``rmsnorm``.
-        block: How sublayers stand to norms and residuals: a word of ``BLOCKS``.
+        block: Where a layer has its norms and residuals: a word of ``BLOCKS``.
         activation: ``gelu``, ``gelu_new`` (GPT-2's tanh form), ``gelu_fast`` (GPT-NeoX's),
             ``silu``, ``relu`` or ``squared_relu``, or gated: ``swiglu``, ``geglu``, ``geglu_new``
             (by GPT-2's tanh form) or ``clamped_swiglu`` (gpt-oss's).
@@ -100,17 +100,17 @@ class Model:
         norm_bias: Whether LayerNorms have a bias.
         embedding_norm: Whether a norm follows the embedding (BLOOM, BERT).
         final_norm: Whether a norm precedes the head.
-        drops_activation: Whether the MLP's hidden dropout falls on its activated width too (T5).
+        drops_activation: Whether hidden dropout is also applied to the MLP's activation (T5).
         image_size: Pixels of a side of the images that a vision encoder reads, or None.
         patch_size: Pixels of a side of the patches that become its tokens, with one of the class
             before them: ``max_seq_length`` follows.
-        image_channels: Numbers of a pixel.
-        classes: What a vision encoder's head tells apart by the first token, or None.
+        image_channels: Channels per pixel.
+        classes: Classes that a vision encoder's head predicts from the first token, or None.
         token_types: Rows of a table of token types that the embedding adds (BERT), or None.
         head_transform: Whether a linear, an activation and a norm precede the logits (BERT).
         head_bias: Whether the logits have a bias.
-        pooled: Whether a linear and two classes of the first token stand beside the logits (BERT's
-            prediction of the next sentence).
+        pooled: Whether a linear and a two-class head on the first token come with the logits
+            (BERT's next-sentence prediction).
         qkv_bias: Whether the query, key and value projections have a bias.
         proj_bias: Whether the attention's output projection has a bias.
         mlp_bias: Whether the linears of the MLP have a bias.

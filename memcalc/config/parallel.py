@@ -43,16 +43,16 @@ class Parallel:
         ep: e, expert-parallel size: ranks over which the experts of a layer are sharded.
         etp: Tensor-parallel size of the experts; None is t.
         schedule: The pipeline's schedule, a word of ``memcalc.config.pipeline.SCHEDULES``; None is
-            1F1B, interleaved where a rank has virtual stages.
+            1F1B, interleaved where a rank has several model chunks.
         microbatch_group_size: Of the interleaved schedule, how many micro-batches run through one
             chunk before the next one's turn; None is p.
         first_stage_layers: Layers of the first stage, or None where it has as many as the others.
         last_stage_layers: Layers of the last stage, likewise.
-        layout: What stands in each chunk of the pipeline, as ``memcalc.config.pipeline.layout``
-            reads it; None where the layers are spread evenly.
-        embedding_as_layer: Whether an even spread counts the embedding as a layer.
+        layout: The layers of each model chunk, as ``memcalc.config.pipeline.layout``
+            reads it; None where the layers are split evenly.
+        embedding_as_layer: Whether an even split counts the embedding as a layer.
         loss_as_layer: Whether it counts the loss as one.
-        zero: What data-parallel ranks split among them, a key of ``ZERO``: Megatron's distributed
+        zero: What data-parallel ranks shard, a key of ``ZERO``: Megatron's distributed
             optimizer is 1, and no more; fully sharded data parallelism 3.
         sharder: Whose sharding it is, a word of ``SHARDERS``.
         shard_copies: How many copies of the shards there are: hybrid sharding's replicas,
@@ -123,7 +123,7 @@ class Parallel:
     def filling(self) -> int:
         """Micro-batches that fill the pipeline: p per chunk of a rank, and 2p for ZB-H2.
 
-        They are whole groups of the interleaved schedule.
+        Under the interleaved schedule, rounded up to whole groups.
 
         >>> Parallel(pp=4, vpp=2).filling, Parallel(pp=4, schedule="zb-h2").filling
         (8, 8)

@@ -64,7 +64,7 @@ POLICIES = {
     "offload": Policy(offloaded=True),
 }
 
-# What the number N of full recomputation counts (Megatron-LM, --recompute-method).
+# What --recompute-layers counts under each --recompute-method, as in Megatron-LM.
 METHODS = {
     "uniform": "layers per checkpoint, recomputed from the input of the first",
     "block": "layers of each model chunk are recomputed, the others are not",

@@ -69,7 +69,7 @@ class Recurrent:
         return (first, *[self.hidden_size] * (self.layers - 1))
 
 
-# Bounds of the fields of ``OnChip``: the most of whole numbers, the least and most of others.
+# Bounds of ``OnChip``'s fields: the maximum of whole numbers, minimum and maximum of others.
 WHOLE = {"sms": 2**16, "shared_bytes": 2**30}
 RANGES: dict[str, tuple[float, float]] = {
     "value_bytes": (1 / 8, 8),
@@ -89,7 +89,8 @@ class OnChip:
     Whatever the papers do not say of their kernels is a field here.
 
     Attributes:
-        gpus: Names of GPUs, or one; an empty tuple is every GPU whose chip the catalogue knows.
+        gpus: Names of GPUs, or one; an empty tuple is every GPU whose SMs, memories and
+            fp32 peak the catalogue has.
         sms: SMs that the kernel uses; None is all.
         densities: Shares of weights left after pruning, or one.
         value_bytes: Bytes per stored weight; None is 4 if dense, and both 2 and 4 if pruned.

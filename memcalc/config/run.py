@@ -33,10 +33,10 @@ class Run:
     """The settings of a training run.
 
     Attributes:
-        seq_length: s, tokens of a sequence.
-        micro_batch_size: b, sequences of a micro-batch.
-        global_batch_size: Sequences of an iteration, over all ranks, or None if unknown.
-        precision: The type of activations: ``bf16``, ``fp16`` or ``fp32``; with ``fp8`` they are
+        seq_length: s, tokens per sequence.
+        micro_batch_size: b, sequences per micro-batch.
+        global_batch_size: Sequences per iteration, over all ranks, or None if unknown.
+        precision: The dtype of activations: ``bf16``, ``fp16`` or ``fp32``; with ``fp8`` they are
             bf16, and linears keep their inputs in 8 bits.
         recompute: Words that say what backward recomputes: a policy (``none``, ``selective``,
             ``full``, ``save_linear``) or names of regions (``attention``, ``mlp``, ...).
@@ -55,7 +55,7 @@ class Run:
         fp8_params: Whether linears' weights are fp8 themselves, under ``fp8`` precision.
         frozen: Parts that are not trained: names of regions, ``embedding`` or ``head``.
         bucket: Elements of a bucket of gradients that are reduced together, where the framework
-            has buckets of their own.
+            has buckets of its own.
         environment: The settings of libraries.
 
     Raises:
@@ -152,5 +152,5 @@ class Run:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of one element of an activation."""
+        """Bytes per element of an activation."""
         return PRECISION_BYTES[self.precision]

@@ -137,7 +137,7 @@ class Op(NamedTuple):
         outputs: The activations it computes.
         regions: The regions that it is in, outermost first.
         saves: What it saves for backward.
-        flops: Forward FLOPs of its matrix products, over all ranks, each product counted once; a
+        flops: Forward FLOPs of its GEMMs, over all ranks, each GEMM counted once; a
             multiply-add is two.
         moves: The collectives it runs.
         weights: The parameters it owns.

@@ -1,7 +1,8 @@
 """Axes of tensors, and how a mesh of ranks shards them.
 
-A size may be an int, a Fraction or a sympy expression. Nothing here asks which, except that a size
-must divide an int. All parallel sizes apply to every axis; a size of 1 changes nothing.
+A size may be an int, a Fraction or a sympy expression. Nothing here asks which, except that an int
+must be divisible by its number of ranks. Axes are sharded even by a parallel size of 1, which
+changes nothing.
 """
 
 from collections.abc import Mapping

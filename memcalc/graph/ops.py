@@ -813,9 +813,9 @@ def linear_cross_entropy(
 ) -> Tensor:
     """x (s, b, h) -> losses (s, b): logits and loss in one kernel, in chunks of tokens.
 
-    Only the logits of one chunk are alive. A chunk has as many tokens as its logits take the memory
-    of all hidden states, rounded up to a power of 2. Saves the gradients of x and of the weight,
-    which the forward pass computes.
+    Only the logits of one chunk are alive. A chunk has so many tokens that its logits take about
+    the memory of all hidden states; the number is rounded up to a power of 2. Saves the gradients
+    of x and of the weight, which the forward pass computes.
     """
     s, b, hidden = x.axes
     tokens = s.local * b.local
@@ -884,9 +884,9 @@ def gates(g: Graph, name: str, x: Tensor, width: Axis, shared: bool) -> Tensor:
 
 
 def vanilla_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor) -> Tensor:
-    """Both products (b, h) -> the next state (b, h): a tanh of their sum.
+    """The outputs of both GEMMs (b, h) -> the next state (b, h): a tanh of their sum.
 
-    Saves its output, which tanh's gradient is made of, and which the next step reads anyway.
+    Saves its output, from which tanh's gradient is computed and which the next step reads.
     """
     state = Tensor(f"{name}_state", input_.axes, input_.dtype_bytes)
     save = Save(state, "output of tanh: its gradient is computed from it", TORCH_RNN)
@@ -993,7 +993,7 @@ def enter_tensor_parallel(g: Graph, name: str, x: Tensor, keeps_gathered: bool) 
 
 
 def leave_tensor_parallel(g: Graph, name: str, x: Tensor) -> Tensor:
-    """Partial sums x (s, b, h) leaving it: g-bar under sequence parallelism, else f-bar."""
+    """Partial sums x (s, b, h) leaving such a region: g-bar with SP, else f-bar."""
     if g.mesh.t == 1:
         return x
     return reduce_scatter(g, name, x) if g.mesh.sequence_parallel else all_reduce(g, name, x)
@@ -1097,7 +1097,7 @@ def share_context(g: Graph, name: str, k: Tensor, v: Tensor, kind: str) -> None:
 
 
 def gather_context(g: Graph, name: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v (s/c, b, k, d) -> (s, b, k, d), for scores in memory. Saves nothing."""
+    """k and v (s/c, b, k, d) -> (s, b, k, d), for unfused attention. Saves nothing."""
     if g.mesh.c == 1:
         return k, v
     whole = []

@@ -118,7 +118,7 @@ WORDS = [
     "%s%n{}{0.__class__}",
     "$(touch owned)",
     "`touch owned`",
-    "../" * 200 + "etc/passwd",
+    "a/../" * 200 + "etc/passwd",
     "x" * 5000,
     "./" + "d/" * 1500 + "x.json",
     "\x1b]0;owned\x07\x1b[31m",

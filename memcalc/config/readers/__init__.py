@@ -50,7 +50,7 @@ READERS = {
 }
 
 _ARGUMENT = re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=\\\"']|$)", re.MULTILINE)
-# Within a line, or the search from each line would run to the end of the file.
+# Spaces and tabs only: \s also matches newlines, so each line would be searched to the end.
 _KEY = re.compile(r"^[{ \t]*[\"']?[\w.-]+[\"']?[ \t]*:(?:\s|$)", re.MULTILINE)
 _MODEL_ARGS = re.compile(r"^MODEL_ARGS:", re.MULTILINE)
 

@@ -17,9 +17,9 @@ PREFIX = "hf:"
 
 # Messages by huggingface_hub's exceptions, the narrowest first.
 PROBLEMS = {
-    "GatedRepoError": "the repository is gated: accept its terms on the Hub and log in (hf auth)",
+    "GatedRepoError": "the repository is gated: accept its terms on the Hub, run `hf auth login`",
     "RevisionNotFoundError": "the repository has no such revision",
-    "RepositoryNotFoundError": "the repository does not exist or is private: log in (hf auth)",
+    "RepositoryNotFoundError": "the repository does not exist or is private: run `hf auth login`",
     "LocalEntryNotFoundError": "not in the local cache, and the Hub cannot be reached",
     "OfflineModeIsEnabled": "not in the local cache, and HF_HUB_OFFLINE forbids a download",
     "EntryNotFoundError": "the repository has no config.json",
