@@ -4,7 +4,7 @@ A report is a table with units, and the notes without which its numbers would mi
 nothing of how it is shown; ``memcalc.render`` does that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ class Column:
     Attributes:
         name: What the column is called, in every output.
         unit: One of ``UNITS``.
-        detail: Whether a narrow text table may leave the column out: 0 never, and of the others
-            the largest first. An empty column of detail is always left out.
+        detail: 0: always shown. Else a text table that is too wide leaves the column out, the
+            largest detail first, and always if the column is empty.
     """
 
     name: str
@@ -44,11 +44,12 @@ class Report:
         command: The question, by the name of its command.
         title: One line that says what the table holds.
         columns: The table's columns.
-        rows: The table's rows, each a value a column; None is unknown.
+        rows: The table's rows, each with one value per column; None is unknown.
         symbols: The letters of the formulas with their values here.
         notes: What was assumed, what is not modelled, and what to know when reading the table.
         failures: Checks that did not hold, one line each.
-        answer: The answer in one line, which every rendering but CSV shows first.
+        answer: The answer in one line. Text, markdown, HTML and LaTeX begin with it; it is the
+            first note in JSON.
         good: Whether the answer is good news, which colours it on a terminal; None has no colour.
 
     >>> report = Report("demo", "Two", (Column("n", "count"),), ((1,), (2,)))
@@ -119,10 +120,10 @@ class Report:
         return self.render("html")
 
 
-def scales(report: Report) -> dict[str, tuple[str, int]]:
+def scales(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> dict[str, tuple[str, int]]:
     """For people: the scale that suits all columns of bytes, and that for all of FLOPs."""
     found = {}
     for unit in units.SCALES:
-        values = [v for c in report.columns if c.unit == unit for v in report.column(c.name)]
-        found[unit] = units.common_scale(unit, values)
+        at = [number for number, column in enumerate(columns) if column.unit == unit]
+        found[unit] = units.common_scale(unit, [row[number] for row in rows for number in at])
     return found

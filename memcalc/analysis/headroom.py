@@ -25,7 +25,6 @@ COMMUNICATORS = (
     "measured: 544 MB per communicator of two ranks and 688 MB per larger one, on A100s with "
     "NVLink (NVIDIA/nccl issue 964)"
 )
-MARGIN_NAME = "the margin"
 MARGIN = "given: --margin, instead of the estimate"
 
 FRAGMENTED = Fraction(44, 1000)
@@ -45,16 +44,23 @@ class Headroom(NamedTuple):
     Attributes:
         reserved: Bytes reserved and not allocated, as a share of the allocated ones.
         fixed: The other parts, whose bytes do not depend on the allocated ones.
-        name: All of it in words.
+        source: What the share was measured on, or who gave it.
+        needs: A sentence's subject and verb: all of it in words.
 
-    >>> room = Headroom(Fraction(1, 10), (), "reserved memory")
+    >>> room = Headroom(Fraction(1, 10), (), "", "reserved memory needs")
     >>> room.needed(100), room.allocatable(110), room.verdict(100, 105)
     (110, 100, 'allocated_only')
     """
 
     reserved: Fraction
     fixed: tuple[Part, ...]
-    name: str
+    source: str
+    needs: str
+
+    @property
+    def name(self) -> str:
+        """All of it in words, without the verb."""
+        return self.needs.rpartition(" ")[0]
 
     def needed(self, allocated: int) -> int:
         """Bytes that a GPU needs for so many allocated bytes."""
@@ -68,9 +74,9 @@ class Headroom(NamedTuple):
         """The most bytes that may be allocated so that what they need fits; may be below 0."""
         free = capacity - sum(part.bytes for part in self.fixed)
         found = int(free / (1 + self.reserved))
-        while found + 1 + round(self.reserved * (found + 1)) <= free:
+        while self.allocator(found + 1) <= free:
             found += 1
-        while found + round(self.reserved * found) > free:
+        while self.allocator(found) > free:
             found -= 1
         return found
 
@@ -83,8 +89,7 @@ class Headroom(NamedTuple):
     def parts(self, allocated: int) -> list[Part]:
         """Each part of it, for so many allocated bytes, with what it was measured on."""
         free = self.allocator(allocated) - allocated
-        source = MARGIN if self.name == MARGIN_NAME else RESERVED
-        found = [_estimated("reserved, not allocated", free, source), *self.fixed]
+        found = [_estimated("reserved, not allocated", free, self.source), *self.fixed]
         return [part for part in found if part.bytes]
 
 
@@ -111,21 +116,21 @@ def headroom(config: Config, margin: str | None = None) -> Headroom:
     fixed = [_estimated("CUDA context", CONTEXT_BYTES, CONTEXT)]
     if groups:
         fixed.append(_estimated("NCCL communicators", groups, COMMUNICATORS))
-    name = f"reserved memory{', CUDA context and NCCL' if groups else ' and CUDA context'}"
-    return Headroom(FRAGMENTED, tuple(fixed), name)
+    others = ", CUDA context and NCCL" if groups else " and CUDA context"
+    return Headroom(FRAGMENTED, tuple(fixed), RESERVED, f"reserved memory{others} need")
 
 
 def _margin(text: str) -> Headroom:
     percent = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,9})?) ?%", text.strip())
     if percent:
-        return Headroom(Fraction(percent[1]) / 100, (), MARGIN_NAME)
+        return Headroom(Fraction(percent[1]) / 100, (), MARGIN, "the margin needs")
     size = parse_bytes(text)
     if size is None:
         raise UsageError(
-            f"margin {text[:40]!r} is neither a size with its unit, such as 6GiB, nor a percentage "
-            "of the allocated bytes, such as 10%"
+            f"--margin {text[:40]!r} is neither a size with its unit, such as 6GiB, nor a "
+            "percentage of the allocated bytes, such as 10%"
         )
-    return Headroom(Fraction(0), (_estimated("margin", size, MARGIN),), MARGIN_NAME)
+    return Headroom(Fraction(0), (_estimated("margin", size, MARGIN),), MARGIN, "the margin needs")
 
 
 def _estimated(name: str, size: int, source: str) -> Part:

@@ -140,7 +140,12 @@ def in_flight(config: Config, number: int) -> int:
     >>> in_flight(load("530b", vpp=1), 0), in_flight(load("530b"), 0)
     (35, 139)
     """
-    held = peak(order(config.parallel, number, config.microbatches), lambda chunk: 1)
+    return _in_flight(config.parallel, number, config.microbatches)
+
+
+@lru_cache(2 * MOST_STAGES)
+def _in_flight(parallel: Parallel, number: int, microbatches: int) -> int:
+    held = peak(order(parallel, number, microbatches), lambda chunk: 1)
     return sum(each.whole for each in held.values())
 
 

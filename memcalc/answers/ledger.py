@@ -1,5 +1,6 @@
 """``ledger``: what one layer keeps for backward, tensor by tensor."""
 
+import re
 from typing import Any
 
 from memcalc import symbols
@@ -28,7 +29,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
     (['layer_input'], [100663296])
     """
     found = {kind: _rows(config, kind, accounting) for kind in kinds(config)}
-    shapes = [row[3].replace("Max", "") for rows in found.values() for row in rows]
+    letters = {letter for rows in found.values() for row in rows for letter in _letters(row[3])}
     return Report(
         "ledger",
         f"Tensors that one layer saves for backward per GPU: {setting(config)}, "
@@ -46,7 +47,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
         ),
         tuple(row for rows in found.values() for row in rows),
         symbols.values(config),
-        (*notes(config, accounting), *symbols.legend(set("".join(shapes)))),
+        (*notes(config, accounting), *symbols.legend(letters)),
         answer="; ".join(_answer(kind, rows, len(found)) for kind, rows in found.items()),
     )
 
@@ -69,6 +70,16 @@ def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
         )
         for entry in entries
     ]
+
+
+def _letters(shape: str) -> str:
+    """The letters of a shape; routed copies of tokens are several in one word.
+
+    >>> _letters("32*ceil(s/32) b Max(1, k/t) out"), _letters("rsb h")
+    ('sbkt', 'rsbh')
+    """
+    words = re.findall("[A-Za-z]+", shape)
+    return "".join(word for word in words if len(word) == 1 or word.startswith("rsb"))
 
 
 def _answer(kind: str, rows: list[tuple[Any, ...]], kinds_: int) -> str:

@@ -20,8 +20,8 @@ from memcalc.config.parallel import SHARDERS, ZERO
 from memcalc.config.pipeline import SCHEDULES
 from memcalc.config.run import UNBALANCED
 from memcalc.errors import UsageError
-from memcalc.report import Column, Report
-from memcalc.units import common_scale, format_flops, in_scale
+from memcalc.report import Column, Report, scales
+from memcalc.units import format_flops, in_scale
 
 BESIDE = "not allocated"  # the group of what a GPU needs beyond the allocated bytes
 APPENDIX_C = "Korthikanti et al. 2022, appendix C"
@@ -89,8 +89,9 @@ def memory(
         columns, rows = _parts(config, held, peaks, beyond)
     else:
         columns, rows = _stages(held, room, beyond, headroom(config))
-    size = _sentence(columns, rows)
-    lines += _experts_note(peaks, size)
+    size = _in_unit_of(columns, rows)
+    if not fill:  # which leaves less room for an uneven router
+        lines += _experts_note(peaks, size)
     lines.append(_phase_note(held))
     if explain:
         lines += [f"{name}: {what}" for name, what in CERTAINTIES.items()]
@@ -140,15 +141,9 @@ def _worst(held: Sequence[StageMemory]) -> StageMemory:
     return max(held, key=lambda stage: stage.peak.bytes)
 
 
-def _sentence(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Callable[[int], str]:
-    """How a size is written in a sentence: in the unit of the table."""
-    sizes = [
-        value
-        for row in rows
-        for column, value in zip(columns, row, strict=True)
-        if column.unit == "bytes"
-    ]
-    scale = common_scale("bytes", sizes)
+def _in_unit_of(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Callable[[int], str]:
+    """How a sentence beside a table writes bytes: in the table's unit."""
+    scale = scales(columns, rows)["bytes"]
     return lambda value: in_scale(value, scale)
 
 
@@ -171,8 +166,8 @@ def _verdict(
     several = f"; {stages} of {len(held)} stages do not fit" if len(held) > 1 else ""
     if verdict == "allocated_only":
         return (
-            f"does not fit {gpu_}: {beyond.name} need{'s' * (beyond.name == 'the margin')} {more} "
-            f"more; allocated bytes alone would fit ({size(peak)}; {at}){several}"
+            f"does not fit {gpu_}: {beyond.needs} {more} more; allocated bytes alone would fit "
+            f"({size(peak)}; {at}){several}"
         )
     group, largest = max(by_group(worst.peak).items(), key=lambda item: item[1])
     name = OPTIMIZER if group == "optimizer" else group
@@ -196,9 +191,10 @@ def _smallest(
     while found := smallest(needed, config.run.precision):
         on_it = _worst(device(config.on_gpu(found.name))).peak.bytes  # with its workspaces
         if beyond.needed(on_it) <= found.memory_bytes:
-            return f"{line}the smallest GPU that fits is {found.name} ({size(found.memory_bytes)})"
+            fits = f"{found.name} ({size(found.memory_bytes)})"
+            return f"{line}the smallest NVIDIA GPU that fits is {fits}"
         needed = found.memory_bytes + 1
-    return f"{line}no GPU of the catalogue holds that"
+    return f"{line}no NVIDIA GPU of the catalogue with {config.run.precision} holds that"
 
 
 def _over(
@@ -326,12 +322,10 @@ def _filled(
         saved, again = saved + kept.saved, again + kept.recomputed
     share = f"{100 * saved / again:.1f}" if again else "0"
     more = " ..." if len(lines) > MOST_SHOWN else ""
-    one = beyond.name == "the margin"
     return found, [
         f"micro-batches in flight that are not recomputed, per stage: "
         f"{' '.join(lines[:MOST_SHOWN])}{more}; this saves {share} % of the "
-        f"{format_flops(again)} recomputed per iteration, and {beyond.name} still fit{'s' * one} "
-        f"in {room.name}",
+        f"{format_flops(again)} recomputed per iteration",
     ]
 
 
@@ -359,13 +353,14 @@ def _setting_notes(config: Config) -> Iterator[str]:
         yield "not counted: Muon's step, which needs a few copies of one matrix at a time"
     if left_out := unknown(config):
         names = " and ".join(left_out)
-        why = "depend on the GPU model: pass --gpu"
-        if run.gpu is not None:
-            why = (
-                "are known for NVIDIA GPUs only; CUDA context and NCCL are estimated as for NVIDIA "
-                "GPUs"
-            )
+        why = (
+            "depend on the GPU model: pass --gpu"
+            if run.gpu is None
+            else "are known for NVIDIA GPUs only"
+        )
         yield f"not counted: workspaces of {names}, which {why}"
+    if run.gpu is not None and gpu(run.gpu).capability is None:
+        yield f"{gpu(run.gpu).name}: CUDA context and NCCL are estimated as on NVIDIA GPUs"
     tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
     if tied:
         yield f"embedding table: a copy is on {_ranges(tied)}"

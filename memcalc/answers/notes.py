@@ -151,7 +151,7 @@ def whole_setting(config: Config) -> str:
         "b": run.micro_batch_size,
         "t": parallel.tp,
         "p": parallel.pp,
-        "v": parallel.vpp if parallel.vpp > 1 else None,
+        "m": parallel.vpp if parallel.vpp > 1 else None,
         "c": parallel.cp,
         "e": parallel.ep if config.model.experts else None,
         "d": parallel.dp,

@@ -48,6 +48,7 @@ def recompute(
     True
     """
     rows = [row for kind in kinds(config) for row in _rows(config, kind, accounting)]
+    policies = len(rows)
     lines: list[str] = []
     if fill:
         room = room_of(config, budget)
@@ -79,15 +80,22 @@ def recompute(
             *lines,
         ),
     )
-    return replace(report, answer=_best(report, len(kinds(config)) > 1))
+    return replace(report, answer=_best(report, policies, len(kinds(config)) > 1))
 
 
-def _best(report: Report, several: bool) -> str:
-    """The row that saves most bytes per recomputed FLOP, in words and in the table's units."""
-    kind, policy, kept, saved, extra, ratio = max(report.rows, key=lambda row: row[-1] or 0)
-    unit = scales(report)
+def _best(report: Report, policies: int, several: bool) -> str:
+    """The policy that saves most bytes per recomputed FLOP, in words and in the table's units.
+
+    Args:
+        report: The report, whose first rows are the policies.
+        policies: How many they are.
+        several: Whether there are several kinds of layers.
+    """
+    rows = report.rows[:policies]
+    kind, policy, kept, saved, extra, ratio = max(rows, key=lambda row: row[-1] or 0)
+    unit = scales(report.columns, report.rows)
     if not ratio:
-        return "no policy saves bytes by recomputation here"
+        return "no policy with extra FLOPs saves bytes here"
     per = f"per {kind} layer" if several else "per layer"
     return (
         f"most bytes saved per extra FLOP: {policy}; it saves {in_scale(saved, unit['bytes'])} of "

@@ -18,7 +18,7 @@ from memcalc.config.catalog import names
 from memcalc.config.gpus import aliases, gpus
 from memcalc.config.implementation import ATTENTIONS, CROSS_ENTROPIES, EXPERT_PRODUCTS
 from memcalc.config.parallel import CONTEXT_KINDS, SHARDERS
-from memcalc.config.pipeline import SCHEDULES
+from memcalc.config.pipeline import MOST, SCHEDULES
 from memcalc.config.recompute import MEGATRON_MODULES, METHODS, POLICIES, REGIONS
 from memcalc.config.run import FROZEN, MAIN_GRADS, MAIN_PARAMS, MOMENTS, OPTIMIZERS
 from memcalc.errors import nearest
@@ -196,13 +196,13 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "first_stage_layers": partial(
             option,
             "--first-stage-layers",
-            type=Whole(1, 100_000),
+            type=Whole(1, MOST),
             help="Layers of the first stage.  [default: as the other stages]",
         ),
         "last_stage_layers": partial(
             option,
             "--last-stage-layers",
-            type=Whole(1, 100_000),
+            type=Whole(1, MOST),
             help="Layers of the last stage.  [default: as the other stages]",
         ),
         "embedding_as_layer": partial(
@@ -325,7 +325,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "recompute_layers": partial(
             option,
             "--recompute-layers",
-            type=Whole(0, 100_000),
+            type=Whole(0, MOST),
             help="Layers per checkpoint (uniform), or layers recomputed in each model chunk "
             "(block).  [default: 1 (uniform); all (block)]",
         ),

@@ -64,8 +64,8 @@ class Config:
         counted = self.parallel.embedding_as_layer + self.parallel.loss_as_layer
         if self.parallel.layout is None and chunks > model.layers + counted:
             raise ConfigError(
-                f"{chunks} model chunks (--pp x --vpp) need as many layers; {model.name} has "
-                f"{model.layers}"
+                f"{chunks} model chunks (--pp x chunks per rank) need as many layers; "
+                f"{model.name} has {model.layers}"
             )
         self.parallel.spread(model.layers + (model.encoder_layers or 0), model.mtp_layers)
         if self.run.global_batch_size is not None:
@@ -233,14 +233,14 @@ class Config:
         size, tp = self.model.vocab_size, self.parallel.tp
         if size is None or size % tp == 0:
             return self
-        each = 128 * tp
-        padded = -(-size // each) * each
-        line = f"vocabulary {padded} ({size} padded to a multiple of {each}, as in Megatron-LM)"
-        model = replace(self.model, vocab_size=padded)
-        return replace(self, model=model, assumed=(*self.assumed, line))
+        assumed = list(self.assumed)
+        model = replace(self.model, vocab_size=fields.padded(size, 128, tp, assumed))
+        return replace(self, model=model, assumed=tuple(assumed))
 
     def on_gpu(self, name: str) -> "Config":
-        """The same on a GPU, with the attention kernel that Transformer Engine takes there.
+        """The same on a GPU, with the attention kernel that Transformer Engine chooses there.
+
+        A kernel that the input names stays.
 
         >>> from memcalc.config import load
         >>> load("llama-3-8b").on_gpu("a100").run.implementation.batch_first
@@ -473,7 +473,9 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
         kernels = replace(kernels, attention=said["attention"], source=others)
     given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
     chosen = {name: said[name] for name in (*given, "gathers_tokens") if name in said}
-    return replace(kernels, **{"batch_first": _batch_first(kernels, said), **chosen})
+    if "batch_first" in chosen:
+        return replace(kernels, **chosen, kernel_by_gpu=False)
+    return replace(kernels, **chosen, batch_first=_batch_first(kernels, said))
 
 
 def _batch_first(kernels: Implementation, said: Mapping[str, Any]) -> bool:
@@ -483,7 +485,7 @@ def _batch_first(kernels: Implementation, said: Mapping[str, Any]) -> bool:
     dot_product_attention/utils.py: get_attention_backend).
     """
     name = said.get("gpu")
-    if name is None or not kernels.norms_in_linears or kernels.attention != "flash":
+    if name is None or not kernels.kernel_by_gpu or kernels.attention != "flash":
         return kernels.batch_first
     deterministic = said.get("environment", Environment()).deterministic
     capability = gpu(name).capability

@@ -161,8 +161,12 @@ def divides(divisor: tuple[str, int], number: tuple[str, int]) -> None:
     memcalc.errors.ConfigError: --micro-batch-size x --dp = 4 must divide --global-batch-size 6
     """
     if number[1] % divisor[1]:
-        what, of = (f"{name}{' =' * (' ' in name)} {size}" for name, size in (divisor, number))
-        raise ConfigError(f"{what} must divide {of}")
+        raise ConfigError(f"{_sized(*divisor)} must divide {_sized(*number)}")
+
+
+def _sized(name: str, size: int) -> str:
+    """A size after its name, or after the product that it is: ``--tp 3``, ``--tp x --dp = 6``."""
+    return f"{name} = {size}" if " " in name else f"{name} {size}"
 
 
 def padded(size: int, multiple: int, tp: int, assumed: list[str]) -> int:

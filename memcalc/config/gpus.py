@@ -10,8 +10,8 @@ from memcalc.errors import ConfigError, nearest
 from memcalc.units import parse_bytes
 
 # Words of a driver's name for a GPU that do not tell GPUs apart.
-WORDS = re.compile(
-    r"nvidia|geforce|gtx|tesla|amd|instinct|generation|server|workstation|edition|oam|sxm\d?|hbm\d?e?"
+_IGNORED = re.compile(
+    r"nvidia|geforce|gtx|tesla|amd|instinct|generation|server|workstation|edition|oam|sxm\d?|hbm3e?"
 )
 
 
@@ -106,7 +106,8 @@ def smallest(size: int, precision: str = "fp16") -> Gpu | None:
 
     Its tensor cores must support the precision; for fp32, any tensor cores will do.
 
-    Only NVIDIA GPUs with tensor cores are asked: the buffers that memcalc counts are theirs. Of
+    Only NVIDIA GPUs whose peak in this precision the catalogue knows are considered: the buffers
+    that memcalc counts are NVIDIA's. Of
     several with the same memory it is the first of the catalogue.
 
     >>> smallest(70 * 2**30).name
@@ -148,7 +149,7 @@ def _found(name: str) -> Gpu | None:
 def _words(name: str) -> list[str]:
     """The words of a name that tell GPUs apart: ``a100`` and ``80gb`` of NVIDIA A100-SXM4-80GB."""
     words = re.split(r"[\s_-]+", name[:100].lower())
-    return [word for word in words if not WORDS.fullmatch(word)]
+    return [word for word in words if not _IGNORED.fullmatch(word)]
 
 
 def _hint(name: str) -> str:

@@ -66,6 +66,8 @@ class Implementation:
         cross_entropy: How the loss is made of the hidden states: a word of ``CROSS_ENTROPIES``.
         batch_first: Whether the flash kernel has batches before tokens, and its output is copied to
             the layers' order (FlashAttention; cuDNN's kernels take either).
+        kernel_by_gpu: Whether the GPU decides ``batch_first``: Transformer Engine chooses between
+            FlashAttention and cuDNN's kernel.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' type, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -101,6 +103,7 @@ class Implementation:
     copies_router: bool = False
     cross_entropy: str = "unfused"
     batch_first: bool = False
+    kernel_by_gpu: bool = False
     fp32_statistics: bool = True
     rng_bytes: int = 0
 
@@ -132,6 +135,7 @@ IMPLEMENTATIONS = {
             sorts_chunks=True,
             shared_first=True,
             holds_routed=True,
+            kernel_by_gpu=True,
             rng_bytes=16,
         ),
         Implementation(

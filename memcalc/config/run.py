@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from memcalc.config import fields
+from memcalc.config import fields, pipeline
 from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
@@ -136,7 +136,7 @@ class Run:
         if self.recompute_method is not None:
             fields.word("recompute_method", self.recompute_method, METHODS)
         if self.recompute_layers is not None and self.recompute_layers != 0:
-            fields.whole("recompute_layers", self.recompute_layers, 100_000)
+            fields.whole("recompute_layers", self.recompute_layers, pipeline.MOST)
         given = self.recompute_method is not None or self.recompute_layers is not None
         if given and chosen != POLICIES["full"]:
             raise ConfigError("--recompute-method and --recompute-layers need --recompute full")

@@ -15,7 +15,7 @@ def render(report: Report) -> str:
     >>> "&lt;Two&gt;" in html and "<td" in html
     True
     """
-    common = scales(report)
+    common = scales(report.columns, report.rows)
     columns = [_column(c, report.column(c.name), common) for c in report.columns if not c.detail]
     head = "".join(_tag("th", escape(header), number) for header, number, _ in columns)
     rows = (

@@ -88,7 +88,7 @@ class _Shown(NamedTuple):
 
 def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int, list[Column]]:
     """The table with as many columns as there is room for, its width, and these columns."""
-    common, most = scales(report), console.width
+    common, most = scales(report.columns, report.rows), console.width
     known = [
         (column, *_column(column, report.column(column.name), common))
         for column in report.columns

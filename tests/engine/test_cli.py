@@ -509,7 +509,10 @@ USAGE = [
         "flops 22b --global-batch-size 3",
         "--micro-batch-size x --dp = 4 must divide --global-batch-size",
     ),
-    ("comm 22b --pp 100", "100 model chunks (--pp x --vpp) need as many layers; 22b has 48"),
+    (
+        "comm 22b --pp 100",
+        "100 model chunks (--pp x chunks per rank) need as many layers; 22b has 48",
+    ),
     ("plot memory 22b --accounting paper -o x.png", "--accounting has no effect on memory"),
     ("plot paper-7 --accounting exact -o x.png", "--accounting has no effect on paper-7"),
 ]

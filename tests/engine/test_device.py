@@ -279,7 +279,7 @@ def test_headroom_is_estimated_and_apart_from_what_is_allocated():
 @given(st.integers(0, 2**40), st.integers(0, 10_000), st.integers(0, 2**33))
 def test_the_most_that_may_be_allocated_is_the_inverse_of_what_is_needed(capacity, share, fixed):
     part = Part("fixed", fixed, "buffers", "estimated", "")
-    beyond = Headroom(Fraction(share, 1000), (part,), "")
+    beyond = Headroom(Fraction(share, 1000), (part,), "", "")
     most = beyond.allocatable(capacity)
     assert most < 0 or beyond.needed(most) <= capacity
     assert most < -1 or beyond.needed(most + 1) > capacity

@@ -485,7 +485,7 @@ class TestMegatronArguments:
             ),
             (
                 "--vocab-size 5 --make-vocab-size-divisible-by 0",
-                "is padded to a multiple of at least 1, not of 0",
+                "must be padded to a multiple of at least 1, not 0",
             ),
             ("--tensor-model-parallel-size 3", "--tp 3 must divide heads 8"),
             ("--tensor-model-parallel-size 0", "tp must be a whole number"),

@@ -235,7 +235,7 @@ class TestFits:
         (row,) = rows(outcome)
         assert [row[name] for name in ("capacity_bytes", "verdict", "fits")] == [None] * 3
         first = outcome.document["notes"][0]
-        name = first.partition("the smallest GPU that fits is ")[2].split()[0]
+        name = first.partition("the smallest NVIDIA GPU that fits is ")[2].split()[0]
         assert rows(memcalc(f"memory llama-3-8b -s 4096 --gpu {name} --format json"))[0]["fits"]
         smaller = [g for g in gpus() if g.memory_bytes < gpu(name).memory_bytes and g.capability]
         assert smaller
@@ -243,7 +243,14 @@ class TestFits:
             line = f"memory llama-3-8b -s 4096 --gpu {each.name} --format json"
             assert not rows(memcalc(line))[0]["fits"]
         out = memcalc("memory llama-3.1-405b").out.split("\n\n")[0]
-        assert "no GPU of the catalogue holds that" in " ".join(out.split())
+        assert "no NVIDIA GPU of the catalogue with bf16 holds that" in " ".join(out.split())
+
+    def test_an_attention_kernel_that_a_script_names_stays_on_any_gpu(self):
+        """Left to itself, Transformer Engine runs FlashAttention on an A100, cuDNN's on an H100."""
+        for said, on_a100 in ((None, True), (False, False), (True, True)):
+            config = load("llama-3-8b", batch_first=said)
+            assert config.on_gpu("a100").run.implementation.batch_first is on_a100
+            assert config.on_gpu("h100").run.implementation.batch_first is bool(said)
 
     def test_a_budget_is_a_check_of_all_that_the_gpu_needs(self, memcalc):
         line = "memory 22b --sp --recompute selective"

@@ -182,7 +182,7 @@ class TestFigure:
             x = round(bar.get_x() + bar.get_width() / 2)
             tops[x] = max(tops.get(x, 0), bar.get_y() + bar.get_height())
         report = memcalc.layer(config)
-        assert scales(report)["bytes"][0] in axes.get_ylabel()
+        assert scales(report.columns, report.rows)["bytes"][0] in axes.get_ylabel()
         expected = [size / MIB for size in report.column("bytes")]
         assert [tops[x] for x in range(6)] == pytest.approx(expected)
 

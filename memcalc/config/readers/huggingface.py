@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.config import fields
+from memcalc.config import fields, pipeline
 from memcalc.config.config import Source
 from memcalc.config.model import Model
+from memcalc.config.readers import keys
 from memcalc.config.readers.hf_content import ALIASES, Content
 from memcalc.config.readers.hf_families import DEFAULTS, FAMILIES, FOUR_H
-from memcalc.config.readers.keys import listed
 from memcalc.errors import InputError, nearest
 
 # Keys that change memory or FLOPs and are not modelled, each with what to know.
@@ -128,7 +128,8 @@ def read(content: Mapping[str, Any], name: str) -> Source:
         source=f"Hugging Face config.json, model_type {family}",
         **{fact: value for fact, value in facts.items() if value is not None},
     )
-    unmodelled = (*lines, *said.unmodelled, *_unmodelled(text, said))
+    known = (*HARMLESS, *NAMES, *said.read)
+    unmodelled = (*lines, *said.unmodelled, *keys.lines(text, UNMODELLED, known))
     return Source(model, {}, tuple(dict.fromkeys(said.assumed)), tuple(dict.fromkeys(unmodelled)))
 
 
@@ -159,7 +160,7 @@ def _sizes(said: Content) -> dict[str, Any]:
         if sizes[fact] is None:
             names = ALIASES[fact]
             raise InputError(f"the config needs {names[0]} (or {', '.join(names[1:])})")
-    fields.whole("layers", sizes["layers"], 100_000)
+    fields.whole("layers", sizes["layers"], pipeline.MOST)
     return sizes
 
 
@@ -212,13 +213,3 @@ def _name(content: Mapping[str, Any], fallback: str) -> str:
     if isinstance(path, str) and 0 < len(path) <= 200 and path.isprintable():
         return path
     return fallback
-
-
-def _unmodelled(content: Mapping[str, Any], said: Content) -> list[str]:
-    """A line for each key that is not modelled, and one for all unknown keys."""
-    known = {*UNMODELLED, *HARMLESS, *NAMES, *said.read}
-    unknown = sorted(key for key, value in content.items() if value and key not in known)
-    lines = [f"{key} is not modelled: {UNMODELLED[key]}" for key in UNMODELLED if content.get(key)]
-    if unknown:
-        lines.append(f"unknown to memcalc, ignored: {listed(unknown)}")
-    return lines

@@ -45,8 +45,10 @@ def count(content: Mapping[str, Any], key: str) -> int | None:
         InputError: The value is of another kind, or has more than 18 digits.
     """
     value = content.get(key)
-    if value is not None and (type(value) is not int or abs(value) >= MOST):
+    if value is not None and type(value) is not int:
         raise InputError(f"{key} must be a whole number, not {str(value)[:40]!r}")
+    if value is not None and abs(value) >= MOST:
+        raise InputError(f"{key} must have at most 18 digits")
     return value
 
 
@@ -139,7 +141,7 @@ def sharding(content: Mapping[str, Any]) -> dict[str, Any]:
     if "grad_accum_dtype" in types:
         found["main_grads"] = word(types, "grad_accum_dtype", _TYPES, "fp32")
     size = zero_.get("reduce_bucket_size")
-    if size in (None, "auto"):
+    if size is None:
         return found
     if type(size) not in (int, float) or not 1 <= size < 2**40:
         raise InputError(

@@ -614,7 +614,7 @@ def _model(said: _Arguments, name: str, tp: int, programs: Iterable[str]) -> Mod
             hint = f": it may be in {listed(said.loose)}, which is unknown" if said.loose else ""
             raise InputError(f"--{argument} is missing{hint}")
     whole = {fact: value or 0 for fact, (_, value) in sizes.items()}
-    fields.whole("layers", whole["layers"], 100_000)
+    fields.whole("layers", whole["layers"], pipeline.MOST)
     fields.whole("hidden_size", whole["hidden_size"], 2**24)
     facts = {
         **whole,

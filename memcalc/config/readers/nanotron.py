@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.config import fields
+from memcalc.config import fields, pipeline
 from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
 from memcalc.config.readers import keys
-from memcalc.errors import ConfigError, InputError
+from memcalc.errors import InputError
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float": "fp32"}
@@ -134,7 +134,7 @@ def _model(
     for fact, value in sizes.items():
         if value is None:
             raise InputError(f"model_config needs {SIZES[fact]}")
-    fields.whole("layers", sizes["layers"], 100_000)
+    fields.whole("layers", sizes["layers"], pipeline.MOST)
     if config.get("is_starcoder2_config"):
         raise InputError("is_starcoder2_config is not modelled")
     bias = keys.flag(config, "attention_bias")
@@ -196,10 +196,4 @@ def _vocabulary(
     if size is None:
         return None
     multiple = keys.count(model, "make_vocab_size_divisible_by")
-    each: int = (1 if multiple is None else multiple) * settings.get("tp", 1)
-    if each < 1:
-        raise ConfigError(f"make_vocab_size_divisible_by must be at least 1, not {multiple}")
-    padded = -(-size // each) * each
-    if padded != size:
-        assumed.append(f"vocabulary {padded} ({size} padded to a multiple of {each})")
-    return padded
+    return fields.padded(size, 1 if multiple is None else multiple, settings.get("tp", 1), assumed)
