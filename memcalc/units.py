@@ -97,6 +97,15 @@ def number(value: float, unit: str) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things, for a sentence.
+
+    >>> counted(1, "row"), counted(3, "row")
+    ('1 row', '3 rows')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def format_bytes(value: float) -> str:
     """Bytes in their own best scale, for a sentence.
 

@@ -10,7 +10,7 @@ from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Tensor
 from memcalc.report import Column, Report
-from memcalc.units import format_bytes
+from memcalc.units import counted, format_bytes
 
 
 def ledger(config: Config, accounting: str = "paper") -> Report:
@@ -85,7 +85,7 @@ def _letters(shape: str) -> str:
 def _answer(kind: str, rows: list[tuple[Any, ...]], kinds_: int) -> str:
     """What one layer of a kind keeps, and its largest tensor."""
     size = format_bytes(sum(row[5] for row in rows))
-    tensors = f"{len(rows)} tensor{'s' if len(rows) != 1 else ''}"
+    tensors = counted(len(rows), "tensor")
     line = f"{size} per {kind + ' ' if kinds_ > 1 else ''}layer per GPU in {tensors}"
     if len(rows) > 1:
         largest = max(rows, key=lambda row: int(row[5]))

@@ -1,7 +1,7 @@
 """``backtest``: measured memory of real training runs, compared with memcalc's predictions."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
@@ -19,7 +19,7 @@ from memcalc.config.run import UNBALANCED
 from memcalc.errors import ConfigError, UsageError
 from memcalc.progress import progress
 from memcalc.report import Column, Report
-from memcalc.units import format_bytes
+from memcalc.units import counted, format_bytes
 
 LARGEST = 3  # parts of a stage that the text table names
 BALANCED = 1.0  # imbalance of routed tokens under a balanced router: rows are predicted with it
@@ -38,7 +38,8 @@ NO_FLAGS = (
     "--softmax-type off-by-one",
 )
 UNKNOWN_WORLD = "unknown world size"
-SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")  # which depend on it
+# Their bytes depend on the world size.
+SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")
 
 
 class Stages(tuple[Any, ...]):
@@ -179,9 +180,10 @@ def backtest(
     found = rows(path, imbalance, patterns)
     unflagged = [row for row in found if not row.flags]
     flagged = len(found) - len(unflagged)
+    failures = _failures(unflagged, max_error)
     return Report(
         "backtest",
-        f"Peak memory of {len(found)} training runs, predicted and measured",
+        "Peak memory of training runs, predicted and measured",
         (
             Column("id", "text"),
             Column("stage", "count", detail=True),
@@ -213,15 +215,15 @@ def backtest(
         (
             *_summary("unflagged", unflagged),
             *_summary("all", found),
-            f"{flagged} of {_rows(len(found))} ({100 * flagged / len(found):.1f} %) flagged: they "
-            "use options that memcalc does not model",
+            *_flagged(flagged, len(found)),
             *_counted("assumed", [row.run.notes for row in found]),
             *_counted("warning", [row.run.met for row in unflagged]),
             *_routed(found, imbalance),
             *_odd(found),
         ),
-        _failures(unflagged, max_error),
+        failures,
         answer=_answer(unflagged, flagged),
+        good=None if max_error is None else not failures,
     )
 
 
@@ -275,18 +277,22 @@ def _answer(unflagged: Sequence[Row], flagged: int) -> str:
     """The median and the worst error of the peaks of unflagged rows."""
     errors = {row.run.id: row.peak_error for row in unflagged if row.peak_error is not None}
     if not errors:
-        return f"no peak error: all {_rows(flagged)} flagged"
+        return f"no peak error: {counted(flagged, 'row')}, all flagged"
     worst = max(errors, key=lambda name: abs(errors[name]))
     return (
         f"median peak error {100 * median(map(abs, errors.values())):.2f} % over "
-        f"{_rows(len(errors))}, worst {100 * errors[worst]:+.2f} % ({worst})"
-        + (f"; {_rows(flagged)} flagged and left out" if flagged else "")
+        f"{counted(len(errors), 'row')}, worst {100 * errors[worst]:+.2f} % ({worst})"
+        + (f"; {counted(flagged, 'row')} flagged and left out" if flagged else "")
     )
 
 
-def _rows(number: int) -> str:
-    """A number of rows, in words."""
-    return "1 row" if number == 1 else f"{number} rows"
+def _flagged(number: int, total: int) -> Iterator[str]:
+    """How many rows are flagged, and what flags a row."""
+    if number:
+        yield (
+            f"{number} of {counted(total, 'row')} ({100 * number / total:.1f} %) flagged: options "
+            "that memcalc does not model, unknown hardware, or refused"
+        )
 
 
 def _summary(name: str, found: Sequence[Row]) -> list[str]:
@@ -294,7 +300,8 @@ def _summary(name: str, found: Sequence[Row]) -> list[str]:
     peaks = [abs(row.peak_error) for row in found if row.peak_error is not None]
     steady = [abs(row.steady_error) for row in found if row.steady_error is not None]
     return [
-        f"{name} rows, absolute {what} error: {_distribution(errors)} ({_rows(len(errors))})"
+        f"{name} rows, absolute {what} error: {_distribution(errors)} "
+        f"({counted(len(errors), 'row')})"
         for what, errors in (("peak", peaks), ("steady", steady))
         if errors
     ]
@@ -315,7 +322,7 @@ def _distribution(errors: Iterable[float]) -> str:
 def _counted(words: str, said: Iterable[Sequence[str]]) -> list[str]:
     """One line per note, with the number of rows that have it."""
     counts = Counter(note for notes in said for note in notes)
-    return [f"{words} in {_rows(number)}: {note}" for note, number in counts.items()]
+    return [f"{words} in {counted(number, 'row')}: {note}" for note, number in counts.items()]
 
 
 def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
@@ -329,7 +336,7 @@ def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
     lines = [
         f"experts, imbalance {share}: median peak error "
         f"{100 * median(values):+.2f} %; absolute: {_distribution(map(abs, values))} "
-        f"({_rows(len(values))}, unflagged)"
+        f"({counted(len(values), 'row')}, unflagged)"
         for share, values in errors.items()
     ]
     share = "a balanced share" if imbalance == BALANCED else f"{imbalance:g} x a balanced share"
@@ -369,6 +376,6 @@ def _failures(unflagged: Sequence[Row], max_error: float | None) -> tuple[str, .
     if middle <= max_error:
         return ()
     return (
-        f"the median peak error of {len(unflagged)} unflagged rows is {100 * middle:.2f} %, above "
-        f"--max-error {100 * max_error:g}%",
+        f"the median peak error over {counted(len(unflagged), 'row')}, unflagged, is "
+        f"{100 * middle:.2f} %, above --max-error {100 * max_error:g}%",
     )

@@ -149,7 +149,7 @@ class Derived:
         return self.formula.python(name)
 
     def report(self, **sizes: int) -> Report:
-        """Every tensor with its bytes, as a table, at sizes as of ``value``."""
+        """Every tensor with its bytes, as a table, at sizes as in ``value``."""
         self.value(**sizes)
         made: Report = resolve("memcalc.validation.forms:report")(self, {**self.sizes, **sizes})
         return made
@@ -256,12 +256,13 @@ def derive_from(
         if size < 2:
             raise UsageError(f"{letter} is {size} in the inputs, and must be at least 2")
     subject = Subject(build, sizes, device, stands)
+    elsewhere = _all_sizes(sizes, at) if at else None
     try:
         derived = _symbolic(subject)
     except StoppedError as error:
         derived = _interpolated(subject, str(error))
-    if at:
-        _hold(subject, derived, _all_sizes(sizes, at))
+    if elsewhere:
+        _hold(subject, derived, elsewhere)
     return derived if written is None else _rewritten(derived, written)
 
 
@@ -301,7 +302,8 @@ def _hold(subject: "Subject", derived: Derived, at: Mapping[str, int]) -> None:
         held = f" and holds for {', '.join(derived.guards)}" if derived.guards else ""
         raise ElsewhereError(
             f"at {_said(at)} the module saves {kept:,} bytes, but the formula, which was found at "
-            f"{_said(derived.sizes)}{held}, gives {given:,} bytes; use inputs of about those sizes"
+            f"{_said(derived.sizes)}{held}, gives {given:,} bytes; use inputs closer to the first "
+            "sizes"
         )
 
 
@@ -445,7 +447,7 @@ def _shape(shape: Sequence[Any], names: Mapping[Any, Any]) -> tuple[Any, ...]:
 def _interpolated(subject: Subject, reason: str) -> Derived:
     """The formula from runs at several sizes.
 
-    Each tensor has a formula; if their number changes with the sizes, each operation of a module.
+    One formula per tensor, or per operation of a module if sizes change the number of tensors.
 
     Raises:
         DeriveError: A run stops, or the bytes are not a polynomial.

@@ -7,7 +7,7 @@ ledger.
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ def derive_layer(config: Config, against: str | None = None) -> Report:
         raise UsageError(
             f"--implementation {config.run.implementation.name} needs --from transformers"
         )
-    require(config, "meta", "own")
+    require(config, "meta", "own", instead="--from transformers")
     doing(f"deriving one layer of {config.model.name}")
     derived = derived_layer(config)
     title = f"one layer of {setting(config)}, {recomputation(config)}"
@@ -132,6 +132,10 @@ def _derived_model(
     return theirs, *whole.derived_model(theirs.content, theirs.run)
 
 
+# --attention -> the implementation of Hugging Face's that has it.
+_KERNELS = {"flash": "transformers-sdpa", "unfused": "transformers-eager"}
+
+
 class _Theirs(NamedTuple):
     """A Hugging Face model: its config.json, memcalc's reading of it, and its run."""
 
@@ -144,10 +148,10 @@ class _Theirs(NamedTuple):
     def of(cls, target: str, settings: Mapping[str, Any]) -> "_Theirs":
         """A target's model, with the family's usual kernels where the settings give none."""
         given = {name: value for name, value in settings.items() if value is not None}
-        eager = given.pop("attention", None) == "unfused"
-        asked = given.setdefault(
-            "implementation", "transformers-eager" if eager else "transformers-sdpa"
-        )
+        usual = _KERNELS[given.pop("attention", "flash")]
+        asked = given.setdefault("implementation", usual)
+        if "attention" in settings and settings["attention"] and asked != usual:
+            raise UsageError(f"--attention {settings['attention']} needs --implementation {usual}")
         if not str(asked).startswith("transformers-"):
             raise UsageError(
                 "--from transformers needs --implementation transformers-eager or "
@@ -159,6 +163,7 @@ class _Theirs(NamedTuple):
             config = catalog.load(target, **given)
             hugging_face.require(config)
             return cls(_content(config), config, config.run)
+        text = whole.content_of(content) | _dropout(content, given.get("dropout"))
         try:
             config = catalog.load(target, **given)
         except (ConfigError, InputError) as error:
@@ -166,21 +171,25 @@ class _Theirs(NamedTuple):
                 k: given[k] for k in ("seq_length", "micro_batch_size", "precision") if k in given
             }
             run = Run(**{"seq_length": 4096, **known}, implementation=IMPLEMENTATIONS[asked])
-            return cls(whole.content_of(content), None, run, (f"no ledger: {error}",))
-        words = families.FAMILIES.get(str(content.get("model_type")))
-        text = whole.content_of(content)
-        if "dropout" in given:
-            if words is None:
-                raise UsageError(
-                    "--dropout: memcalc does not know this family's keys for dropout; set them in "
-                    "its config.json"
-                )
-            text |= {
-                key: given["dropout"]
-                for key, word in words.words.items()
-                if word in ("attention_dropout", "hidden_dropout")
-            }
+            return cls(text, None, run, (f"no ledger: {error}",))
         return cls(text, config, config.run, tuple(f"warning: {x}" for x in config.warnings))
+
+
+def _dropout(content: Mapping[str, Any], probability: float | None) -> dict[str, float]:
+    """The keys of a config.json for its dropouts, with a probability that replaces the file's."""
+    if probability is None:
+        return {}
+    words = families.FAMILIES.get(str(content.get("model_type")))
+    if words is None:
+        raise UsageError(
+            "--dropout: memcalc does not know this family's keys for dropout; set them in its "
+            "config.json"
+        )
+    return {
+        key: probability
+        for key, word in words.words.items()
+        if word in ("attention_dropout", "hidden_dropout")
+    }
 
 
 def _content(config: Config) -> dict[str, Any]:
@@ -224,7 +233,6 @@ def derive_target(
 def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any], Sequence[str]]:
     """What a factory returns, and what it warns of. It may import from the working directory."""
     place, _, name = target.partition(":")
-    before = list(sys.path)
     sys.path.insert(0, "")
     try:
         with redirect_stdout(sys.stderr), warned() as told:  # stdout is for the answer
@@ -234,7 +242,8 @@ def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any], Sequence[str]
     except BaseException as error:  # whatever the user's own code raises
         raise UsageError(f"{target} failed: {described(error)}") from error
     finally:
-        sys.path[:] = before
+        with suppress(ValueError):
+            sys.path.remove("")
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
         module, inputs, letters = made if len(made) == 3 else (*made, {})
         if isinstance(letters, Mapping):
@@ -313,5 +322,5 @@ def _compared(parts: Mapping[str, Sequence[beside.Row]]) -> str:
         return f"differs from the ledger in {tensors} tensors, whose differences cancel"
     if len(parts) > 1:
         return f"equal to the ledger: {', '.join(parts)}"
-    ((*_, whole),) = parts.values()
-    return f"equal to the ledger: {whole.derived} bytes"
+    totals_ = [str(found[-1].derived) for found in parts.values()]
+    return f"equal to the ledger: {', '.join(totals_) or 0} bytes"

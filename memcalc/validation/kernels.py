@@ -89,7 +89,7 @@ def native_flash_attention(
 
 
 class CudaKernels(TorchFunctionMode):
-    """Replaces what meta runs by CUDA's kernels: dropout, attention, RMSNorm, LSTM and GRU cells.
+    """Runs CUDA's kernels in place of meta's: dropout, attention, RMSNorm, LSTM and GRU cells.
 
     Dropout's mask has one byte per element. Attention is the flash kernel; with a mask or in fp32
     the memory-efficient kernel; and unfused for GQA without ``enable_gqa`` (PyTorch's

@@ -170,10 +170,17 @@ def _within(
             waiting = [each for each in waiting if each not in pair]
             found.append(Match(module, (entry,), pair, MATCHED))
     for each in waiting:
-        most = IGNORED_STORAGES.get(module, (0, ""))[0]
-        status = IGNORED if most is None or each.bytes <= most else UNEXPLAINED
+        status = IGNORED if _is_ignored(module, each.bytes) else UNEXPLAINED
         found.append(Match(module, (), (each,), status))
     return found + [Match(module, (entry,), (), MISSING) for entry in left]
+
+
+def _is_ignored(module: str, size: int) -> bool:
+    """Whether a storage of a module is one of the closed list, and no larger than it says."""
+    if module not in IGNORED_STORAGES:
+        return False
+    most = IGNORED_STORAGES[module][0]
+    return most is None or size <= most
 
 
 def _may_be(entry: Entry, each: Stored, known: frozenset[str]) -> bool:

@@ -94,9 +94,9 @@ def on_each(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold SIGINT back; processes started meanwhile never see it, and leave the answer to this one.
+    """Block SIGINT here and in processes started meanwhile; only this process handles it.
 
-    The resource tracker of multiprocessing lets SIGINT through as it starts, so it starts first.
+    Starting multiprocessing's resource tracker unblocks SIGINT, so it is started before.
     """
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,7 +1,11 @@
 """Check that a layer fits in memory before anything is allocated."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parameters import owned
@@ -10,6 +14,8 @@ from memcalc.config import Config, Parallel
 from memcalc.errors import MemcalcError
 from memcalc.units import format_bytes
 from memcalc.validation import cuda
+
+SMALLER = "choose --device meta, a larger --tp or a smaller --seq-length"
 
 
 class RoomError(MemcalcError, MemoryError):
@@ -26,8 +32,18 @@ def require_room(config: Config, device: str = "cpu") -> None:
     if free is not None and need > free:
         raise RoomError(
             f"the layer needs about {format_bytes(need)} of memory on {device}, and only "
-            f"{format_bytes(free)} are free; try --device meta"
+            f"{format_bytes(free)} are free; {SMALLER}"
         )
+
+
+@contextmanager
+def out_of_memory() -> Iterator[None]:
+    """Make PyTorch's error of a full GPU a ``RoomError``."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first = str(error).partition(".")[0]
+        raise RoomError(f"the GPU ran out of memory ({first}); {SMALLER}") from error
 
 
 def needed_on_cpu(config: Config) -> int:

@@ -12,6 +12,7 @@ from memcalc.answers.notes import notes, setting
 from memcalc.config import Config
 from memcalc.progress import doing
 from memcalc.report import Column, Report
+from memcalc.units import counted
 from memcalc.validation import cuda, ranks
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 from memcalc.validation.witness import as_on
@@ -56,9 +57,11 @@ def timings(config: Config, device: str) -> Report:
         line = f"table4/{row}/overhead"
         theirs = float(printed[line]["printed"]) if line in printed else None
         rows.append((policy, forward, backward, both, backward - backward_, overhead, theirs))
-    most = max(slowest, key=sum)
+    most = max(slowest[1:], key=sum)
     threads = torch.get_num_threads() if config.parallel.tp == 1 else 1
-    where = cuda.described() if device == "cuda" else f"the CPU, {threads} threads per rank"
+    where = (
+        cuda.described() if device == "cuda" else f"the CPU, {counted(threads, 'thread')} per rank"
+    )
     return Report(
         "validate",
         f"Seconds of one layer of {setting(config)}",
@@ -84,8 +87,8 @@ def timings(config: Config, device: str) -> Report:
             *notes(config),
         ),
         answer=(
-            f"{POLICIES[0]} takes {1000 * sum(slowest[0]):,.3g} ms per layer, "
-            f"{POLICIES[slowest.index(most)]}, the slowest, {1000 * sum(most):,.3g} ms"
+            f"{POLICIES[0]} takes {1000 * sum(slowest[0]):,.1f} ms per layer; the slowest other "
+            f"policy, {POLICIES[slowest.index(most)]}, takes {1000 * sum(most):,.1f} ms"
         ),
     )
 

@@ -37,7 +37,7 @@ from memcalc.validation.match import (
 )
 from memcalc.validation.modules import TYPES, lacking
 from memcalc.validation.reduced import fewer_ranks, reduced
-from memcalc.validation.room import RoomError, require_room
+from memcalc.validation.room import out_of_memory, require_room
 from memcalc.validation.witness import DEPTHS, Counted, Finding, as_on, observe
 
 DEVICES = ("meta", "cpu", "cuda")
@@ -147,7 +147,8 @@ def _timings(config: Config, device: str, full_size: bool, against: str) -> Repo
     if config.run.policy.regions:
         raise UsageError("--time runs every recompute policy: drop --recompute")
     config = _sized(config, device, full_size, against)
-    return timing.timings(config, device)
+    with out_of_memory():
+        return timing.timings(config, device)
 
 
 def _sized(config: Config, device: str, full_size: bool, against: str) -> Config:
@@ -169,14 +170,10 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
         config = _sized(config, device, full_size, against)
         backend = "nccl" if device == "cuda" else "gloo"
         seconds = ranks.LONG_SECONDS if full_size else ranks.TIMEOUT_SECONDS
-        try:
+        with out_of_memory():
             found = ranks.on_each(
                 t, observe, config, device, against, backend=backend, timeout=seconds
             )
-        except torch.OutOfMemoryError as error:
-            raise RoomError(
-                f"the GPU ran out of memory ({str(error).partition('.')[0]}); try --device meta"
-            ) from error
     worst = max(range(len(found)), key=lambda rank: found[rank].measured.bytes)
     ties = found[worst].ties
     failures = tuple(line for rank, each in enumerate(found) for line in _failures(rank, each))
@@ -211,8 +208,8 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
 
 
 def _answer(found: list[Finding], ties: list[Tie], device: str, failures: tuple[str, ...]) -> str:
-    """The verdict in one line: of every rank, with the numbers of the one that is shown."""
-    where = f"measured on {device}" + (f", {len(found)} ranks" if len(found) > 1 else "")
+    """The verdict in one line, over all ranks; what matches is counted on the one that is shown."""
+    where = f"measured on {device}" + (f", over {len(found)} ranks" if len(found) > 1 else "")
     if not failures:
         matched = [each.measured_bytes for each in ties if each.status == MATCHED]
         total = format_bytes(sum(matched))
@@ -407,8 +404,16 @@ def _with(config: Config, kernels: Implementation) -> Config:
     return replace(config, run=replace(config.run, implementation=kernels), assumed=assumed)
 
 
-def require(config: Config, device: str, against: str) -> None:
+def require(
+    config: Config, device: str, against: str, instead: str = "--against transformers"
+) -> None:
     """Refuse a layer that memcalc cannot run, and a device that this machine does not have.
+
+    Args:
+        config: The layer.
+        device: The device.
+        against: Whose layer runs.
+        instead: What to choose where memcalc's own layer lacks something.
 
     Raises:
         UsageError: With what to choose instead.
@@ -441,9 +446,7 @@ def require(config: Config, device: str, against: str) -> None:
         )
     lacks = "" if against == "transformers" else lacking(config)
     if lacks:
-        raise UsageError(
-            f"memcalc's PyTorch layer does not support {lacks}; try --against transformers"
-        )
+        raise UsageError(f"memcalc's PyTorch layer does not support {lacks}; try {instead}")
     if against == "megatron":
         megatron.require(config)
     if against == "torch":

@@ -65,7 +65,7 @@ class Run(NamedTuple):
 def without_values(symbols: ShapeEnv | None = None) -> FakeTensorMode:
     """PyTorch's mode in which tensors have no values, and sizes may be symbols."""
     mode = FakeTensorMode(shape_env=symbols, allow_non_fake_inputs=True)
-    # nearly every operation here is a new one to the cache, which runs it twice to fill itself
+    # nearly every operation misses PyTorch's cache, and a miss runs the operation twice
     mode.cache_enabled = False
     return mode
 

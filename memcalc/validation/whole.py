@@ -1,6 +1,6 @@
 """Build Hugging Face's whole models from a config.json on meta, with as few layers as needed.
 
-Only transformers' own classes are built; no code of the file's origin runs.
+Only transformers' own classes are built; no code from the model's repository runs.
 """
 
 import re
@@ -286,6 +286,8 @@ def _configured(content: Mapping[str, Any], run: Run, depth: int | None) -> Any:
         _bounded(config)
         if depth is not None:
             _cut(config, depth)
+    except InputError:
+        raise
     except Exception as error:  # whatever its validation raises
         raise InputError(
             f"transformers refuses this config of {family}: {described(error)}"
@@ -307,11 +309,11 @@ def _bounded(config: Any) -> None:
     """Refuse more layers than any model has, as each of them would be built."""
     for key in DEPTHS:
         if isinstance(layers := getattr(config, key, None), int) and layers > MOST_DEEP:
-            raise ValueError(f"{key} is {layers}, and must be {MOST_DEEP} or less")
+            raise InputError(f"{key} is {layers}, and must be {MOST_DEEP} or less")
 
 
 def _cut(config: Any, depth: int) -> None:
-    """Leave so many layers in each stack, and as many items in each list of one item per layer."""
+    """Cut each stack, and each list with one item per layer, to ``depth`` layers."""
     there = {key: getattr(config, key) for key in DEPTHS if getattr(config, key, None)}
     lists = {
         key: value

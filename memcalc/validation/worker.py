@@ -1,4 +1,4 @@
-"""The process of one rank. It loads no torch until it is sure to end together with its parent."""
+"""The process of one rank. It imports torch only once a thread watches its parent."""
 
 import multiprocessing
 import os
@@ -10,11 +10,11 @@ from memcalc.lazy import resolve
 
 
 def work(rank: int, folder: str, task: bytes) -> None:
-    """Run a rank's task, and end at once where the process that started it has ended.
+    """Run a rank's task, and end at once if the parent process ends.
 
     Args:
         rank: The rank.
-        folder: The folder of the ranks' answers, which the last one alive removes.
+        folder: The folder of the ranks' answers, removed here if the parent has ended.
         task: What ``memcalc.validation.ranks.answer`` unpickles.
     """
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
@@ -22,7 +22,7 @@ def work(rank: int, folder: str, task: bytes) -> None:
 
 
 def _end_with_parent(folder: str) -> None:
-    """Wait for the parent's end, remove what it can no longer remove, and end this process."""
+    """Wait until the parent ends, remove its temporary folder, and end this process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
