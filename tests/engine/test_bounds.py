@@ -77,7 +77,7 @@ def test_sizes_beyond_any_model_are_refused():
     with pytest.raises(ConfigError, match="pp must be a whole number from 1 to 1024"):
         Parallel(pp=MOST_STAGES + 1)
     experts = {"experts": 512, "experts_per_token": 2, "expert_ffn_size": 64}
-    with pytest.raises(ConfigError, match=f"at most {MOST_WEIGHTS} are laid out"):
+    with pytest.raises(ConfigError, match=f"more than the {MOST_WEIGHTS} that memcalc can"):
         list(unsplit(config(1000, **experts), 0))
 
 
