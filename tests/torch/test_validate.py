@@ -374,6 +374,7 @@ class TestMegatron:
         assert large == ours
         assert sum(kept_) - large < 4 * most
 
+    @pytest.mark.usefixtures("forked_ranks")
     @pytest.mark.parametrize("sp", [False, True])
     def test_two_real_ranks(self, sp):
         report = validate(load("22b", tp=2, sp=sp), "cpu", against="megatron")
@@ -441,6 +442,7 @@ class TestTorch:
                 assert report.failures == ()
                 assert sums(report) == sums(validate(config, "meta"))
 
+    @pytest.mark.usefixtures("forked_ranks")
     @pytest.mark.parametrize(
         ("name", "sp", "policy"),
         [
@@ -458,6 +460,7 @@ class TestTorch:
         assert report.failures == ()
         assert any("equal the unsharded layer's" in note for note in report.notes)
 
+    @pytest.mark.usefixtures("forked_ranks")
     @pytest.mark.parametrize(
         ("sizes", "tp", "sp", "measured"),
         [
@@ -662,6 +665,7 @@ class TestStandIns:
 
 
 class TestRanks:
+    @pytest.mark.usefixtures("forked_ranks")
     @pytest.mark.parametrize("tp", [2, 4])
     @pytest.mark.parametrize("sp", [False, True])
     def test_real_ranks_keep_their_parts_and_their_gradients_are_the_unsplit_layers(self, tp, sp):
