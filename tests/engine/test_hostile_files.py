@@ -51,19 +51,19 @@ print(worst, memory, repr(which))
 
 
 @pytest.mark.parametrize(
-    ("name", "beginning", "size"),
+    ("name", "beginning", "size", "units"),
     [
-        # scripts and YAML of this size are refused before their beginning is looked at
-        *((name, BEGINNINGS[name][0], MAX_BYTES) for name in ("x.sh", "x.yaml")),
-        *((name, begin, MAX_BYTES) for name in ("x.json", "x") for begin in BEGINNINGS[name]),
-        ("x.sh", BEGINNINGS["x.sh"][1], shell.MAX_CHARACTERS),
-        *(("x.yaml", begin, yaml.MAX_CHARACTERS) for begin in BEGINNINGS["x.yaml"][1:]),
+        # scripts and YAML of this size are refused before a character is looked at
+        *((name, "", MAX_BYTES, ["\n", "a: b\n", "é"]) for name in ("x.sh", "x.yaml")),
+        *((name, begin, MAX_BYTES, UNITS) for name in ("x.json", "x") for begin in BEGINNINGS[name]),
+        ("x.sh", BEGINNINGS["x.sh"][1], shell.MAX_CHARACTERS, UNITS),
+        *(("x.yaml", begin, yaml.MAX_CHARACTERS, UNITS) for begin in BEGINNINGS["x.yaml"][1:]),
     ],
 )
-def test_no_reader_takes_2_seconds_or_300_mib(tmp_path, name, beginning, size):
+def test_no_reader_takes_2_seconds_or_300_mib(tmp_path, name, beginning, size, units):
     """Processor time, not the clock's: a loaded machine changes it little. Half of it is spare."""
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, name, beginning, str(size), *UNITS],
+        [sys.executable, "-c", CHILD, name, beginning, str(size), *units],
         cwd=tmp_path,
         capture_output=True,
         text=True,
