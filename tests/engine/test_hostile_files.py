@@ -55,7 +55,8 @@ print(worst, memory, repr(which))
     [
         # scripts and YAML of this size are refused before a character is looked at
         *((name, "", MAX_BYTES, ["\n", "a: b\n", "é"]) for name in ("x.sh", "x.yaml")),
-        *((name, begin, MAX_BYTES, UNITS) for name in ("x.json", "x") for begin in BEGINNINGS[name]),
+        *(("x.json", begin, MAX_BYTES, UNITS) for begin in BEGINNINGS["x.json"]),
+        *(("x", begin, MAX_BYTES, UNITS) for begin in BEGINNINGS["x"]),
         ("x.sh", BEGINNINGS["x.sh"][1], shell.MAX_CHARACTERS, UNITS),
         *(("x.yaml", begin, yaml.MAX_CHARACTERS, UNITS) for begin in BEGINNINGS["x.yaml"][1:]),
     ],
