@@ -24,7 +24,7 @@ from memcalc.validation import worker
 
 TIMEOUT_SECONDS = 120
 LONG_SECONDS = 1800  # for layers of full size, which run for minutes
-START_METHOD = "spawn"  # a fork server would leave its folder behind when it is killed
+STARTED = multiprocessing.get_context("spawn")  # a fork server that is killed leaves its folder
 
 Result = TypeVar("Result")
 
@@ -76,9 +76,8 @@ def on_each(
         return [function(0, *arguments)]
     with tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder:
         task = pickle.dumps((ranks, folder, backend, timeout, function, arguments))
-        context = multiprocessing.get_context(START_METHOD)
         processes = [
-            context.Process(target=worker.work, args=(rank, folder, task), daemon=True)
+            STARTED.Process(target=worker.work, args=(rank, folder, task), daemon=True)
             for rank in range(ranks)
         ]
         try:

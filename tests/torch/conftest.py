@@ -7,14 +7,9 @@ import pytest
 from memcalc.validation import ranks
 
 
-@pytest.fixture(scope="session")
-def _rank_server():
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["memcalc.validation.validate"]
-    )
-
-
 @pytest.fixture
-def forked_ranks(_rank_server, monkeypatch):
+def forked_ranks(monkeypatch):
     """For tests of what ranks compute: a spawned rank imports PyTorch for seconds first."""
-    monkeypatch.setattr(ranks, "START_METHOD", "forkserver")
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["memcalc.validation.validate"])
+    monkeypatch.setattr(ranks, "STARTED", server)
