@@ -5,10 +5,10 @@ For changes that must leave every number as it is::
     python tests/same_numbers.py write /tmp/before.jsonl.gz     # before the change
     python tests/same_numbers.py compare /tmp/before.jsonl.gz   # after it; status 1 if one differs
 
-Compared are the rows, columns, units and symbols of ``memory --explain``, ``ledger``, ``recompute``,
-``flops`` and ``comm``, and not words: titles, answers and notes. The configurations are drawn from
-the catalogue, parallelism, recomputation, implementations, schedules and sharders, always the same
-ones. A question that is refused must be refused again.
+It compares the rows, columns, units and symbols of ``memory --explain``, ``ledger``,
+``recompute``, ``flops`` and ``comm``; not words: titles, answers and notes. The configurations are
+the same on every run, drawn from the catalogue, parallelism, recomputation, implementations,
+schedules and sharders. A question that is refused must be refused again.
 """
 
 import argparse
