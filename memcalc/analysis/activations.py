@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from memcalc.config.recompute import EVERY_SECOND, POLICIES, Policy
+from memcalc.config.recompute import POLICIES, Policy
 from memcalc.errors import UsageError, nearest
-from memcalc.graph.graph import Graph, Op, Region, Save, Tensor
+from memcalc.graph.graph import OF_WEIGHT, Graph, Op, Region, Save, Tensor
 from memcalc.graph.mesh import Size
+from memcalc.graph.ops.collectives import REDUCE_SCATTER
 
 ACCOUNTINGS = {
     "paper": "without small buffers such as norm statistics and log-sum-exp, as in the paper",
@@ -95,16 +96,16 @@ def cached_tensors(op: Op, policy: Policy, products: int) -> tuple[list[Tensor],
     Returns:
         The tensors, and the outputs of linears so far.
     """
-    if op.kind in policy.cached:
-        # a flash kernel's statistics are outputs as well; a linear saves its input
-        own = (
-            [] if op.kind == "linear" else [x.tensor for x in op.saves if x.tensor not in op.inputs]
-        )
-        return list(dict.fromkeys([*op.outputs, *own])), products
-    if op.kind != "linear" or EVERY_SECOND not in policy.cached:
+    every = min((op.kind.cached[word] for word in policy.cached & op.kind.cached.keys()), default=0)
+    if every == 0:
         return [], products
-    every = enumerate(op.outputs, products)
-    return [tensor for i, tensor in every if i % 2 == 0], products + len(op.outputs)
+    if every == 1:
+        # a flash kernel's statistics are outputs as well; a linear saves its input
+        linear = op.kind.gemm == OF_WEIGHT
+        own = [] if linear else [x.tensor for x in op.saves if x.tensor not in op.inputs]
+        return list(dict.fromkeys([*op.outputs, *own])), products
+    numbered = enumerate(op.outputs, products)
+    return [tensor for i, tensor in numbered if i % every == 0], products + len(op.outputs)
 
 
 def total(entries: list[Entry]) -> Size:
@@ -127,7 +128,7 @@ def waiting(graph: Graph) -> Size:
     >>> waiting(layer_graph(load("175b", tp=t, sp=True))) == 32 * s * b * h // t
     True
     """
-    shards = {op.inputs[0]: op.outputs[0] for op in graph.ops if op.kind == "reduce_scatter"}
+    shards = {op.inputs[0]: op.outputs[0] for op in graph.ops if op.kind is REDUCE_SCATTER}
     remain: dict[Tensor, None] = {}
     for op in graph.ops:
         inputs = [save.tensor.kept_as or save.tensor for save in op.saves if save.for_weights]

@@ -6,7 +6,6 @@ Every function returns the parts on one rank of one stage, or none.
 from collections.abc import Iterator
 from math import prod
 
-from memcalc.analysis.parameters import OF_EXPERTS
 from memcalc.analysis.parts import Part
 from memcalc.analysis.schedule import places
 from memcalc.analysis.stages import chunks, output_bytes
@@ -14,6 +13,7 @@ from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MOE_KINDS, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
+from memcalc.graph.graph import OF_WEIGHT
 from memcalc.units import MIB
 
 PYTORCH_CUBLAS = "PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize"
@@ -191,11 +191,11 @@ def _dummies(config: Config, stage: int) -> Iterator[Part]:
         graphs.append(head_graph(config))
     for graph in graphs:
         for op in graph.ops:
-            if op.kind != "linear":
+            if op.kind.gemm != OF_WEIGHT:
                 continue
             for weight in op.weights:
                 shape = tuple(axis.local for axis in weight.axes)
-                shapes[shape[1:] if op.name in OF_EXPERTS else shape] = None
+                shapes[shape[1:] if op.kind.of_experts else shape] = None
     total = sum(run.activation_bytes * prod(shape) for shape in shapes if len(shape) > 1)
     yield _buffer("dummy weight gradients", total, TE_DUMMY)
 

@@ -20,9 +20,8 @@ from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.config.recompute import Policy
 from memcalc.errors import UsageError
-from memcalc.graph.graph import Graph, Op, Region
+from memcalc.graph.graph import OF_ATTENTION, OF_WEIGHT, Graph, Op, Region
 from memcalc.graph.mesh import Size, elements
-from memcalc.graph.ops import FUSED_ATTENTION
 
 BACKWARD_PER_FORWARD = 2  # the gradients of a GEMM's two factors are GEMMs of its size
 
@@ -105,7 +104,7 @@ def flash_backward(graph: Graph) -> Size:
     >>> flash_backward(layer_graph(load("llama-3-8b"))) == 2 * s**2 * h
     True
     """
-    queries = (op.inputs[0].axes for op in graph.ops if op.kind in FUSED_ATTENTION)
+    queries = (op.inputs[0].axes for op in graph.ops if op.kind.gemm == OF_ATTENTION)
     return sum(2 * elements(axes) * axes[0].size for axes in queries)
 
 
@@ -115,12 +114,12 @@ def _recomputed(ops: Sequence[Op], policy: Policy, causal: bool) -> Size:
     products = 0
     for op in ops:
         cached, products = cached_tensors(op, policy, products)
-        if op.kind == "linear" and cached:  # some of its outputs, each a GEMM of its width
+        if op.kind.gemm == OF_WEIGHT and cached:  # some of its outputs, each a GEMM of its width
             widths = {tensor: elements(tensor.axes[2:]) for tensor in op.outputs}
             kept = sum(widths[tensor] for tensor in cached)
             whole = sum(widths.values())
             total += _flops(op, causal) // whole * (whole - kept)
-        elif op.kind not in policy.cached:
+        elif not cached:
             total += _flops(op, causal)
     return total
 

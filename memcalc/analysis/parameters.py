@@ -11,8 +11,6 @@ from memcalc.config import Config
 from memcalc.graph.graph import Graph, Op
 from memcalc.graph.mesh import Axis, Size, elements
 
-OF_EXPERTS = ("experts_fc1", "experts_fc2")  # operations whose weights belong to experts
-
 
 def owned(graph: Graph) -> Size:
     """Parameters of a graph over all ranks, each counted once.
@@ -48,7 +46,7 @@ def held_of_experts(graph: Graph) -> Size:
     >>> held_of_experts(graph) == 3 * h * g * experts // (ep * etp)
     True
     """
-    return sum(_local(op) for op in graph.ops if op.name in OF_EXPERTS)
+    return sum(_local(op) for op in graph.ops if op.kind.of_experts)
 
 
 def partly_used(graph: Graph, frozen: Collection[str] = ()) -> Size:
@@ -70,7 +68,7 @@ def partly_used(graph: Graph, frozen: Collection[str] = ()) -> Size:
         prod(axis.local for axis in weight.axes)
         for op in graph.ops
         for weight in op.weights
-        if op.name not in OF_EXPERTS and not op.is_in(frozen)
+        if not op.kind.of_experts and not op.is_in(frozen)
         if not weight.shared and not _splits(weight.axes)
         if any(_splits(each.axes) for each in op.outputs)
         or (graph.mesh.sequence_parallel and any(_splits(each.axes) for each in op.inputs))
@@ -108,7 +106,7 @@ def active_parameters(config: Config) -> int:
     there = {kind: number for kind, number in kinds(config).items() if kind in MOE_KINDS}
     graph = layer_graph(config, kind=next(iter(there)))
     of_experts = sum(
-        elements(weight.axes) for op in graph.ops for weight in op.weights if op.name in OF_EXPERTS
+        elements(weight.axes) for op in graph.ops for weight in op.weights if op.kind.of_experts
     )
     idle = Fraction(model.experts - model.experts_per_token, model.experts) * of_experts
     return int(parameters(config) - sum(there.values()) * idle)

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 from memcalc.analysis.activations import kept
 from memcalc.config.recompute import Policy
-from memcalc.graph.graph import Graph, Op, Tensor
+from memcalc.graph.graph import OF_WEIGHT, OVER_INPUT, OVER_INPUT_OF_ADD, Graph, Op, Tensor
+from memcalc.graph.ops.elementwise import ADD
 
 SOURCE = (
     "PyTorch c10/cuda/CUDACachingAllocator.cpp: should_split; Megatron-core's order of allocations"
@@ -34,10 +35,6 @@ SEGMENT = 20 * 2**20  # kLargeBuffer: a segment that requests below LARGE share
 LARGE = 10 * 2**20  # kMinLargeAlloc
 STEP = 2 * 2**20  # kRoundLarge: what larger segments are rounded up to
 MOST = 24  # passes that are walked; further ones are assumed to be like these
-
-# Operations whose output shares the memory of their input, or never exists because a kernel fuses
-# them with the next operation.
-IN_PLACE = ("all_reduce", "cast", "copy", "halves", "mask", "scale", "without_sink")
 
 
 def rounded(size: int) -> int:
@@ -259,9 +256,12 @@ def _homes(ops: Sequence[Op], copies: bool) -> dict[Tensor, Key]:
     """Tensors without memory of their own, each with its owner; packed ones belong to their op."""
     homes: dict[Tensor, Key] = {}
     for index, op in enumerate(ops):
-        following = [each for each in ops[index + 1 : index + 2] if each.kind == "add"]
-        fused = op.kind == "dropout" and any(op.outputs[0] in each.inputs for each in following)
-        if op.kind in IN_PLACE or fused:
+        following = [each for each in ops[index + 1 : index + 2] if each.kind is ADD]
+        over = op.kind.output == OVER_INPUT or (
+            op.kind.output == OVER_INPUT_OF_ADD
+            and any(op.outputs[0] in each.inputs for each in following)
+        )
+        if over:
             for tensor in set(op.outputs).difference(op.inputs):
                 homes[tensor] = homes.get(op.inputs[0], op.inputs[0])
         elif _packs(op) and not copies:
@@ -289,7 +289,7 @@ def _made(op: Op, homes: Mapping[Tensor, Key]) -> Iterator[tuple[Key, int]]:
 
 def _packs(op: Op) -> bool:
     """Whether one GEMM computes several tensors, which are views of its output."""
-    return op.kind == "linear" and len(op.outputs) > 1
+    return op.kind.gemm == OF_WEIGHT and len(op.outputs) > 1
 
 
 def _goes_round(op: Op) -> bool:
@@ -299,5 +299,5 @@ def _goes_round(op: Op) -> bool:
 
 def _next_product(ops: Sequence[Op], index: int) -> int:
     """The next GEMM with a weight: until then the caller refers to the packed tensor."""
-    products = (later for later in range(index + 1, len(ops)) if ops[later].kind == "linear")
+    products = (later for later in range(index + 1, len(ops)) if ops[later].kind.gemm == OF_WEIGHT)
     return next(products, index)

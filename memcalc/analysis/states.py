@@ -10,7 +10,6 @@ from functools import lru_cache, partial
 from math import prod
 from typing import NamedTuple
 
-from memcalc.analysis.parameters import OF_EXPERTS
 from memcalc.analysis.parts import Part
 from memcalc.analysis.schedule import places
 from memcalc.analysis.segments import SOURCE as SEGMENTS
@@ -22,10 +21,10 @@ from memcalc.blocks.layer import MTP, layer_graph
 from memcalc.config import PRECISION_BYTES, Config, Run, fields
 from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS
 from memcalc.errors import ConfigError
+from memcalc.graph.graph import OF_WEIGHT
+from memcalc.graph.ops.ends import EMBEDDING as LOOKUP
 
 EMBEDDING, HEAD = "embedding", "head"
-
-PRODUCTS = ("linear", "router")  # operations with a GEMM
 
 # Where a framework keeps its weights, gradients and states.
 STATES = {
@@ -104,13 +103,13 @@ class Kind(NamedTuple):
 
     Attributes:
         expert: Whether it belongs to an expert, and so to expert-parallel ranks.
-        product: The kind of the GEMM that uses it, ``linear`` or ``router``, if it is a matrix of
-            a layer; else nothing.
+        gemm: What the GEMM that uses it multiplies (``OpKind.gemm``), if it is a matrix of a layer;
+            else None.
         trained: Whether it is trained.
     """
 
     expert: bool
-    product: str
+    gemm: str | None
     trained: bool
 
 
@@ -131,7 +130,7 @@ def parameters(config: Config, stage: int) -> "Counter[Kind]":
         for kind, size in _of_graph(config, name):
             found[kind] += number * size
     for part in copies(config, stage):
-        found[Kind(False, "", part not in config.run.frozen)] += table(config)
+        found[Kind(False, None, part not in config.run.frozen)] += table(config)
     return found
 
 
@@ -162,7 +161,7 @@ def states(config: Config, stage: int) -> list[Part]:
     held = parameters(config, stage)
     trained = [kind for kind in held if kind.trained]
     own = each.master or each.weight
-    fp8 = {kind: 1 if run.fp8_params else 2 for kind in held if kind.product == "linear"}
+    fp8 = {kind: 1 if run.fp8_params else 2 for kind in held if kind.gemm == OF_WEIGHT}
     found: list[Part] = []
 
     def add(name: str, group: str, zero: int, sizes: dict[Kind, int], source: str = "") -> None:
@@ -187,9 +186,9 @@ def states(config: Config, stage: int) -> list[Part]:
     if sharder != "fsdp2":
         add("master weights", "optimizer", 1, dict.fromkeys(trained, each.master))
     if run.optimizer == "muon":
-        matrices = [kind for kind in trained if kind.product]
+        matrices = [kind for kind in trained if kind.gemm]
         add("Muon's momentum", "optimizer", 1, dict.fromkeys(matrices, each.moment), MUON)
-        trained = [kind for kind in trained if not kind.product]
+        trained = [kind for kind in trained if not kind.gemm]
     if run.optimizer == "sgd":
         add("momentum", "optimizer", 1, dict.fromkeys(trained, each.moment), SGD)
     else:
@@ -282,7 +281,7 @@ def _in_order(config: Config, stage: int) -> Iterator[tuple[Kind, int, int]]:
     if config.parallel.chunks - 1 in at:
         yield from _weights(config, HEAD)
     for part in copies(config, stage):
-        yield Kind(False, "", part not in config.run.frozen), table(config), 1
+        yield Kind(False, None, part not in config.run.frozen), table(config), 1
 
 
 def buckets(config: Config, stage: int, phase: str) -> list[Part]:
@@ -346,7 +345,7 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
 
 def weight_bytes(run: Run, kind: Kind) -> int:
     """The bytes of one parameter of a kind, in the dtype that the passes use."""
-    return 1 if run.fp8_params and kind.product == "linear" else recipe(run).weight
+    return 1 if run.fp8_params and kind.gemm == OF_WEIGHT else recipe(run).weight
 
 
 def shard_ranks(config: Config, expert: bool) -> int:
@@ -405,8 +404,8 @@ def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
     for op in graph.ops:
         trained = not op.is_in(config.run.frozen)
         for weight in (each for each in op.weights if not each.shared):
-            matrix = name not in ends and weight.name.endswith(".weight") and op.kind in PRODUCTS
-            kind = Kind(op.name in OF_EXPERTS, op.kind if matrix else "", trained)
+            matrix = name not in ends and weight.name.endswith(".weight") and op.kind.gemm
+            kind = Kind(op.kind.of_experts, op.kind.gemm if matrix else None, trained)
             first, *others = (axis.local for axis in weight.axes)
             size, number = (prod(others), first) if kind.expert else (first * prod(others), 1)
             found.append((kind, size, number))
@@ -434,5 +433,5 @@ def stages_with_table(config: Config) -> list[int]:
 
 def table(config: Config) -> int:
     """The elements of the embedding's table on a rank; a patch embedding has no table."""
-    tables = (op.weights[0] for op in embedding_graph(config).ops if op.kind == "embedding")
+    tables = (op.weights[0] for op in embedding_graph(config).ops if op.kind is LOOKUP)
     return next((prod(axis.local for axis in table.axes) for table in tables), 0)

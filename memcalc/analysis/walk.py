@@ -11,11 +11,8 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, kept, outermost
 from memcalc.config.recompute import Policy
-from memcalc.graph.graph import Graph, Op, Region, Tensor
+from memcalc.graph.graph import OF_WEIGHT, PASSED_ON, Graph, Op, Region, Tensor
 from memcalc.graph.mesh import Size
-
-# Operations whose backward passes the gradient of the output on unchanged.
-PASSED_ON = ("add", "copy", "all_reduce", "halves", "without_sink")
 
 
 class Moment(NamedTuple):
@@ -132,9 +129,9 @@ class _Backward:
     def back(self, op: Op) -> Moment:
         """The backward of one operation, with the gradients that it computes."""
         new = [tensor for tensor in op.inputs if tensor not in self.gradients]
-        passes = op.kind in PASSED_ON
+        passes = op.kind.gradient == PASSED_ON
         made = 0 if passes or op.in_place else sum(tensor.bytes for tensor in new)
-        if op.kind == "linear":
+        if op.kind.gemm == OF_WEIGHT:
             # the shard is gathered again while the gradient of the whole is scattered
             shards = [(t, t.kept_as) for t in op.inputs if t.kept_as in self.held]
             made += sum(s.bytes + (t.bytes if self.gathers else 0) for t, s in shards if s)

@@ -6,7 +6,7 @@ from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.config.recompute import METHODS
-from memcalc.graph.ops import FUSED_ATTENTION
+from memcalc.graph.graph import OF_ATTENTION
 from memcalc.units import format_bytes
 
 MASKED = (
@@ -216,7 +216,7 @@ def attention_kernels(config: Config) -> set[str]:
     ({'flash_attention'}, set())
     """
     graphs = [layer_graph(config, kind=kind) for kind in kinds(config)]
-    return {op.kind for graph in graphs for op in graph.ops if op.kind in FUSED_ATTENTION}
+    return {op.kind.name for graph in graphs for op in graph.ops if op.kind.gemm == OF_ATTENTION}
 
 
 def batch_note(config: Config) -> str:

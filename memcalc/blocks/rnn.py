@@ -65,7 +65,7 @@ def rnn_graph(
             ints, Fractions or symbols.
 
     >>> graph = rnn_graph(Recurrent(hidden_size=8, batch_size=2), steps=3)
-    >>> [op.kind for op in graph.ops[:4]]
+    >>> [op.kind.name for op in graph.ops[:4]]
     ['time_step', 'linear', 'linear', 'vanilla_cell']
     """
     if sizes is None:

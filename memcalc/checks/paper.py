@@ -36,6 +36,7 @@ from memcalc.checks.claims import Claim, Derived, Ours, claims
 from memcalc.config import Config, load
 from memcalc.config.gpus import gpu
 from memcalc.formulas import Formula
+from memcalc.graph.ops.collectives import ALL_GATHER
 from memcalc.units import GIB
 
 MODELS = ("22b", "175b", "530b", "1t")
@@ -279,7 +280,7 @@ def comm(name: str) -> Any:
             move.overlapped_with
             for op in layer_graph(load("175b", sp=True)).ops
             for move in op.moves
-            if op.kind == "all_gather" and move[:2] == ("all_gather", "backward")
+            if op.kind is ALL_GATHER and move[:2] == ("all_gather", "backward")
         )
     tensor, sequence = (_traffic(sp) for sp in (False, True))
     if name == "all_reduces":

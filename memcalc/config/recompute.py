@@ -21,17 +21,14 @@ AROUND: dict[str, tuple[str, ...]] = {
 REGIONS = tuple(AROUND)
 
 
-# What a policy may cache besides kinds of operations: the output of the first linear, the third...
-EVERY_SECOND = "every second linear"
-
-
 class Policy(NamedTuple):
     """What backward recomputes.
 
     Attributes:
         regions: Checkpointed regions: their inputs are saved, all else in them is recomputed.
-        cached: Kinds of operations in them whose outputs are saved and not recomputed (PyTorch's
-            selective checkpointing, ``create_selective_checkpoint_contexts``).
+        cached: Policies that save outputs of operations in them (PyTorch's selective
+            checkpointing, ``create_selective_checkpoint_contexts``). Of which operations, these
+            say: ``memcalc.graph.graph.OpKind.cached``.
         offloaded: Whether saved tensors move to the host's memory.
         dropped: The regions whose outputs are freed and recomputed too (Megatron-core's
             ``CheckpointWithoutOutput``).
@@ -56,11 +53,8 @@ POLICIES = {
     "none": Policy(),
     "selective": Policy(frozenset({"core_attention"})),
     "full": Policy(frozenset({"layer"})),
-    "save_linear": Policy(frozenset({"layer"}), frozenset({"linear"})),
-    "selective_op": Policy(
-        frozenset({"layer"}),
-        frozenset({EVERY_SECOND, "flash_attention", "efficient_attention", "reduce_scatter"}),
-    ),
+    "save_linear": Policy(frozenset({"layer"}), frozenset({"save_linear"})),
+    "selective_op": Policy(frozenset({"layer"}), frozenset({"selective_op"})),
     "offload": Policy(offloaded=True),
 }
 

@@ -1,7 +1,8 @@
 """Tensor, Op and Graph: the record of a block's forward pass."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -127,12 +128,74 @@ class Region:
         self.alone = alone
 
 
+# What an operation's GEMMs multiply.
+OF_WEIGHT = "an activation and a weight"
+OF_ROUTER = "an activation and a router's weight"
+OF_PATCHES = "patches of an image and a weight"
+OF_ACTIVATIONS = "two activations"
+OF_ATTENTION = "queries, keys and values, in one kernel"
+
+# Where an operation's output lies, and the gradient of its input.
+NEW = "memory of its own"
+OVER_INPUT = "the memory of its input"
+OVER_INPUT_OF_ADD = "the memory of its input if an add follows, with which it is one kernel"
+PASSED_ON = "the memory of its output's gradient, which it passes on unchanged"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class OpKind:
+    """What an operation is, in any block. No field has a default: each is a fact to look up.
+
+    Attributes:
+        name: The function of ``memcalc.graph.ops`` that records it, or the function's chain.
+        gemm: What its GEMMs multiply, one of the words above; None without a GEMM.
+        output: Where its output lies: ``NEW``, ``OVER_INPUT`` or ``OVER_INPUT_OF_ADD``.
+        gradient: Where the gradient of its input lies: ``NEW`` or ``PASSED_ON``.
+        cached: The recomputation policies that save its outputs rather than recompute them: all
+            of them (1), or the first, the third and so on of a region (2).
+        of_experts: Whether its weights belong to experts, with expert-parallel ranks of their own.
+    """
+
+    name: str
+    gemm: str | None
+    output: str
+    gradient: str
+    cached: Mapping[str, int]
+    of_experts: bool
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def plain(
+    name: str,
+    *,
+    gemm: str | None = None,
+    output: str = NEW,
+    gradient: str = NEW,
+    cached: Mapping[str, int] | None = None,
+) -> OpKind:
+    """An operation that has no GEMM, writes new tensors and is recomputed, but for what is given.
+
+    >>> plain("softmax").output
+    'memory of its own'
+    """
+    return OpKind(
+        name=name,
+        gemm=gemm,
+        output=output,
+        gradient=gradient,
+        cached=cached or {},
+        of_experts=False,
+    )
+
+
 class Op(NamedTuple):
     """One operation of the forward pass.
 
     Attributes:
         name: Its name in its block.
-        kind: The function of ``memcalc.graph.ops`` that recorded it.
+        kind: What it is.
         inputs: The activations it reads.
         outputs: The activations it computes.
         regions: The regions that it is in, outermost first.
@@ -148,7 +211,7 @@ class Op(NamedTuple):
     """
 
     name: str
-    kind: str
+    kind: OpKind
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     regions: tuple[Region, ...]
@@ -214,7 +277,7 @@ class Graph:
     def record(
         self,
         name: str,
-        kind: str,
+        kind: OpKind,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         saves: Sequence[Save] = (),

@@ -391,7 +391,7 @@ def _heads_first(x: Tensor) -> Tensor:
 
 def _caching(policy: Policy) -> Callable[[], Any]:
     """A function that makes the contexts of a selective checkpoint, new ones per region."""
-    return _caching_products if "linear" in policy.cached else _caching_every_second
+    return _caching_products if "save_linear" in policy.cached else _caching_every_second
 
 
 def _caching_every_second() -> Any:

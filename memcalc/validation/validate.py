@@ -438,7 +438,7 @@ def require(
                 "CUDA's flash attention needs --precision bf16 or fp16; choose one, or "
                 "--attention unfused"
             )
-    caches = "flash_attention" in config.run.policy.cached
+    caches = "selective_op" in config.run.policy.cached
     if caches and (t > 1 or (device == "meta" and kernels.attention == "flash")):
         raise UsageError(
             "--recompute selective_op needs --tp 1, and with flash attention also "

@@ -1,5 +1,6 @@
 """Tensors, operations, regions: shapes, what is saved, FLOPs and weights."""
 
+from dataclasses import MISSING, fields
 from fractions import Fraction
 
 import pytest
@@ -14,7 +15,7 @@ from memcalc.config import Config, Model, Parallel, Run, load
 from memcalc.config.recompute import REGIONS, Policy
 from memcalc.errors import ConfigError
 from memcalc.graph import ops
-from memcalc.graph.graph import Graph, Save, Tensor
+from memcalc.graph.graph import Graph, OpKind, Save, Tensor, plain
 from memcalc.graph.mesh import Axis, Mesh
 
 S, B, H, A, D, F = (Axis.whole(x, n) for x, n in zip("sbhadf", (16, 2, 64, 4, 16, 96), strict=True))
@@ -261,7 +262,7 @@ class TestCollectives:
         g, x = graph(t=4)
         y = ops.leave_tensor_parallel(g, "leave", ops.enter_tensor_parallel(g, "enter", x, False))
         assert y.shape == "s b h"
-        assert [(op.kind, [m[:3] for m in op.moves]) for op in g.ops] == [
+        assert [(op.kind.name, [m[:3] for m in op.moves]) for op in g.ops] == [
             ("copy", [("all_reduce", "backward", x.bytes)]),
             ("all_reduce", [("all_reduce", "forward", x.bytes)]),
         ]
@@ -273,7 +274,7 @@ class TestCollectives:
         assert (x.shape, gathered.shape, y.shape) == ("s/t b h", "s b h", "s/t b h")
         whole = gathered.bytes
         assert whole == 4 * x.bytes
-        assert [(op.kind, [tuple(m) for m in op.moves]) for op in g.ops] == [
+        assert [(op.kind.name, [tuple(m) for m in op.moves]) for op in g.ops] == [
             (
                 "all_gather",
                 [
@@ -334,7 +335,7 @@ class TestGraph:
     def test_every_operation_records_the_name_of_its_function(self):
         for config in (load("22b", sp=True), load("22b"), load("gpt2", implementation="torch")):
             for g in (layer_graph(config), embedding_graph(config), head_graph(config)):
-                assert all(callable(getattr(ops, op.kind)) for op in g.ops)
+                assert all(callable(getattr(ops, op.kind.name)) for op in g.ops)
 
     def test_the_blocks_name_the_regions_that_may_be_recomputed(self):
         latent = Model(
@@ -392,9 +393,15 @@ class TestGraph:
         assert [entry.tensor.name for entry in entries] == names
 
     def test_a_cached_output_is_kept_and_not_made_again(self):
-        policy = Policy(frozenset({"outer"}), cached=frozenset({"gelu"}))
-        names = [entry.tensor.name for entry in kept(self.chain(), policy)]
-        assert names == ["x", "a_output", "b_output"]
+        """All of its kind, or every second one."""
+        policy = Policy(frozenset({"outer"}), cached=frozenset({"mine"}))
+        for every, names in (1, ["x", "y0", "y1", "y2"]), (2, ["x", "y0", "y2"]):
+            g, x = graph()
+            with g.region("outer"):
+                for number in range(3):
+                    y = Tensor(f"y{number}", x.axes, 2)
+                    g.record("op", plain("op", cached={"mine": every}), (x,), (y,))
+            assert [entry.tensor.name for entry in kept(g, policy)] == names
 
     def test_two_regions_of_one_name_are_two_checkpoints(self):
         g, x = graph()
@@ -425,7 +432,7 @@ class TestGraph:
         g = Graph(Mesh(make(4), True))
         axes = (Axis.whole("s", make(16)), Axis.whole("b", make(2)), Axis.whole("h", make(64)))
         x = g.input("x", (g.mesh.sequence(axes[0]), *axes[1:]))
-        g.record("op", "op", (x,), (), saves=[Save(x, "", "")])
+        g.record("op", plain("op"), (x,), (), saves=[Save(x, "", "")])
         size = total(kept(g))
         if isinstance(size, sympy.Expr):
             assert size == 1024 * sympy.Symbol("z", positive=True) ** 2
@@ -519,3 +526,7 @@ def test_a_further_token_keeps_its_gathered_projection_whole():
             for entry in kept(layer_graph(config, kind="mtp"), config.run.policy)
         }
         assert sizes["join_gather_output"] == 2 * 4096 * 7168
+
+
+def test_no_fact_of_a_kind_of_operation_has_a_default():
+    assert all(field.default is MISSING for field in fields(OpKind))

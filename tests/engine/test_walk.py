@@ -10,6 +10,7 @@ from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import load
 from memcalc.config.recompute import POLICIES
+from memcalc.graph.ops.experts import COMBINE, DISPATCH
 
 S, B, H, A, F, V = 4096, 1, 4096, 32, 14336, 128256  # Llama-3-8B's
 HIDDEN = 2 * S * B * H
@@ -153,14 +154,14 @@ def test_an_embeddings_table_has_a_gradient_as_large_as_itself():
 def test_routed_tokens_are_copied_at_every_step_of_their_way():
     """Sent, received, gathered over the experts' tensor ranks, and put in order."""
     config = load("mixtral-8x7b", ep=4, etp=2, tp=2, sp=True, implementation="megatron")
-    names = [op.outputs[0].name for op in layer_graph(config).ops if op.kind == "dispatch"]
+    names = [op.outputs[0].name for op in layer_graph(config).ops if op.kind is DISPATCH]
     assert names == [
         "dispatch_sent",
         "dispatch_received",
         "dispatch_gathered",
         "dispatch_output",
     ]
-    back = [op.outputs[0].name for op in layer_graph(config).ops if op.kind == "combine"]
+    back = [op.outputs[0].name for op in layer_graph(config).ops if op.kind is COMBINE]
     assert back == ["combine_gathered", "combine_received", "combine_sent", "combine_output"]
 
 

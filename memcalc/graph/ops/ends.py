@@ -1,0 +1,210 @@
+"""The ends of a model: embeddings, the head and the loss."""
+
+from memcalc.graph.graph import OF_PATCHES, Graph, Save, Scratch, Tensor, Weight, plain
+from memcalc.graph.mesh import Axis, Size, elements
+from memcalc.graph.ops.products import LINEAR
+from memcalc.graph.ops.sources import (
+    KORTHIKANTI,
+    KORTHIKANTI_ENDS,
+    LIGER_CE,
+    MEGATRON_CE,
+    MEGATRON_FUSED_CE,
+    MEGATRON_VP,
+    TE_CE,
+    TORCH_CHAIN,
+)
+
+PATCH_EMBEDDING = plain("patch_embedding", gemm=OF_PATCHES)
+EMBEDDING = plain("embedding")
+POSITION_EMBEDDING = plain("position_embedding")
+RELATIVE_TABLE = plain("relative_table")
+SHARE = plain("share")
+CROSS_ENTROPY = plain("cross_entropy")
+
+
+def embedding(
+    g: Graph, name: str, tokens: Tensor, vocabulary: Axis, hidden: Axis, shared: bool = False
+) -> Tensor:
+    """Tokens (s, b) -> (s, b, h): rows of a table, which is sharded by rows over the ranks.
+
+    Saves its indices. If the table is sharded, these are shifted to a rank's own rows, one byte per
+    token marks those of other ranks, and the output is a partial sum. ``shared`` says whether the
+    table belongs to another operation and counts there.
+    """
+    s, b = tokens.axes
+    out = Tensor(f"{name}_output", (s, b, hidden), g.dtype_bytes)
+    reason = "indices, int64: rows of the table that have a gradient"
+    saves = [Save(tokens, reason, MEGATRON_VP, small=True)]
+    if g.mesh.t != 1:
+        rows = Tensor(f"{name}_rows", (s, b), 8)
+        foreign = Tensor(f"{name}_foreign", (s, b), 1)
+        saves = [
+            Save(rows, reason, MEGATRON_VP, small=True),
+            Save(
+                foreign,
+                "which tokens belong to another rank, one byte per token",
+                MEGATRON_VP,
+                small=True,
+            ),
+        ]
+    weights = (Weight(f"{name}.weight", (g.mesh.tensor(vocabulary), hidden), shared),)
+    g.record(name, EMBEDDING, (tokens,), (out,), saves=saves, weights=weights)
+    return out
+
+
+def position_embedding(g: Graph, name: str, x: Tensor, positions: Axis) -> Tensor:
+    """x (s, b, h) -> (s, b, h): a learned row is added for each position.
+
+    Saves only its indices, which the whole model shares.
+    """
+    out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
+    weights = (Weight(f"{name}.weight", (positions, *x.axes[2:])),)
+    g.record(name, POSITION_EMBEDDING, (x,), (out,), weights=weights)
+    return out
+
+
+def relative_table(g: Graph, name: str, buckets: Axis, heads: Axis, s: Axis) -> None:
+    """A stack's table of relative positions: a bias (a, s, s) of the scores, from learned rows.
+
+    Saves its indices, int64, once for all of the stack's layers.
+    """
+    heads = g.mesh.tensor(heads)
+    index = Tensor(f"{name}_index", (s, Axis.whole("s", s.size)), 8)
+    bias = Tensor(f"{name}_output", (heads, *index.axes), g.dtype_bytes)
+    save = Save(index, "bucket of each pair of tokens, int64", TORCH_CHAIN)
+    weights = (Weight(f"{name}.weight", (buckets, heads)),)
+    g.record(name, RELATIVE_TABLE, (), (bias,), saves=(save,), weights=weights)
+
+
+def share(g: Graph, name: str, x: Tensor) -> None:
+    """What every layer of another stack reads. Saves it once for all of them."""
+    reason = "every decoder layer computes keys and values from it"
+    g.record(name, SHARE, (x,), (), saves=(Save(x, reason, KORTHIKANTI),))
+
+
+def patch_embedding(g: Graph, name: str, patches: Tensor, tokens: Axis, hidden: Axis) -> Tensor:
+    """Patches of an image (s-1, b, pixels) -> (s, b, h), by a linear, after a class token.
+
+    Saves the patches, that is the image. Every rank embeds its own tokens with the whole weight.
+    """
+    _, b, pixels = patches.axes
+    out = Tensor(f"{name}_output", (tokens, b, hidden), g.dtype_bytes)
+    weights = (
+        Weight(f"{name}.weight", (hidden, pixels)),
+        Weight(f"{name}.bias", (hidden,)),
+        Weight("class_token", (hidden,)),
+    )
+    save = Save(patches, "input: needed for the weight gradient", TORCH_CHAIN, for_weights=True)
+    flops = 2 * elements(patches.axes) * hidden.size
+    g.record(name, PATCH_EMBEDDING, (patches,), (out,), (save,), flops, weights=weights)
+    return out
+
+
+def pooler(g: Graph, name: str, x: Tensor) -> Tensor:
+    """x (s, b, h) -> (1, b, h) of the first token: a linear and a tanh.
+
+    Saves x, of which the first token is a view, and the tanh, from which its gradient is computed.
+    """
+    _, b, hidden = x.axes
+    out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, hidden), g.dtype_bytes)
+    weights = (Weight(f"{name}.weight", (hidden, hidden)), Weight(f"{name}.bias", (hidden,)))
+    saves = (
+        Save(x, "input: the first token is a view of it", TORCH_CHAIN, for_weights=True),
+        Save(out, "output of tanh: its gradient is computed from it", TORCH_CHAIN),
+    )
+    flops = 2 * elements((b, hidden)) * hidden.size
+    g.record(name, LINEAR, (x,), (out,), saves, flops, weights=weights)
+    return out
+
+
+def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
+    """x (s, b, h) -> logits (1, b, classes) of the first token, a view of x. Saves x."""
+    _, b, hidden = x.axes
+    out = Tensor(f"{name}_output", (Axis.whole("1", 1), b, classes), g.dtype_bytes)
+    weights = (Weight(f"{name}.weight", (classes, hidden)), Weight(f"{name}.bias", (classes,)))
+    save = Save(x, "input: the first token is a view of it", TORCH_CHAIN, for_weights=True)
+    flops = 2 * elements((b, hidden)) * classes.size
+    g.record(name, LINEAR, (x,), (out,), (save,), flops, weights=weights)
+    return out
+
+
+def cross_entropy(g: Graph, name: str, logits: Tensor, kind: str = "unfused") -> Tensor:
+    """Logits (s, b, v) -> losses (s, b), over a vocabulary that is sharded over the ranks.
+
+    Saves each token's target among a rank's own rows (int64), and, depending on its kind:
+
+    - ``unfused``: the fp32 softmax, computed in place on an fp32 copy of the logits while these are
+      alive, and whether the target belongs to another rank (one byte). Backward overwrites the
+      softmax with the gradient and casts it.
+    - ``native``: the same, but the compiled exponential is not in place.
+    - ``te``: the logits, which backward overwrites with their gradient, and each token's maximum,
+      sum and target logit (fp32).
+    """
+    out = Tensor(f"{name}_output", logits.axes[:2], 4)
+    target = Tensor(f"{name}_target", logits.axes[:2], 8)
+    if kind == "te":
+        sums = Tensor(f"{name}_sums", (*logits.axes[:2], Axis.whole("3", 3)), 4)
+        saves = (
+            Save(logits, "logits: backward overwrites them with their gradient", TE_CE),
+            Save(target, "target of each token, int64", TE_CE, small=True),
+            Save(sums, "maximum, sum and target logit of each token, fp32", TE_CE, small=True),
+        )
+        g.record(name, CROSS_ENTROPY, (logits,), (out,), saves=saves, in_place=True)
+        return out
+    source = MEGATRON_CE if kind == "unfused" else MEGATRON_FUSED_CE
+    probabilities = Tensor(f"{name}_softmax", logits.axes, 4)
+    foreign = Tensor(f"{name}_foreign", logits.axes[:2], 1)
+    saves = (
+        Save(probabilities, "softmax, fp32: its gradient is computed from it", KORTHIKANTI_ENDS),
+        Save(target, "target of each token, int64", source, small=True),
+        Save(
+            foreign, "which targets belong to another rank, one byte per token", source, small=True
+        ),
+    )
+    scratch = Scratch(forward=probabilities.bytes if kind == "native" else 0)
+    g.record(name, CROSS_ENTROPY, (logits,), (out,), saves=saves, scratch=scratch)
+    return out
+
+
+def linear_cross_entropy(
+    g: Graph, name: str, x: Tensor, vocabulary: Axis, bias: bool, shared: bool
+) -> Tensor:
+    """x (s, b, h) -> losses (s, b): logits and loss in one kernel, in chunks of tokens.
+
+    Only the logits of one chunk are alive. A chunk has so many tokens that its logits take about
+    the memory of all hidden states; the number is rounded up to a power of 2. Saves the gradients
+    of x and of the weight, which the forward pass computes.
+    """
+    s, b, hidden = x.axes
+    tokens = s.local * b.local
+    out = Tensor(f"{name}_loss", (s, b), 4)
+    local = g.mesh.tensor(vocabulary)
+    weight = Weight(f"{name}.weight", (local, hidden), shared)
+    chunk = _chunk_tokens(tokens, local.local, hidden.local)
+    saves = (
+        Save(
+            Tensor(f"{name}_input_gradient", x.axes, x.dtype_bytes),
+            "computed in the forward pass",
+            LIGER_CE,
+        ),
+        Save(
+            Tensor(f"{name}_weight_gradient", weight.axes, x.dtype_bytes),
+            "computed in the forward pass",
+            LIGER_CE,
+        ),
+    )
+    weights = [weight, Weight(f"{name}.bias", (local,))] if bias else [weight]
+    scratch = Scratch(forward=(x.dtype_bytes + 4) * chunk * local.local)
+    flops = 2 * elements(x.axes) * vocabulary.size
+    g.record(
+        name, LINEAR, (x,), (out,), saves, flops, weights=weights, scratch=scratch, in_place=True
+    )
+    return out
+
+
+def _chunk_tokens(tokens: Size, vocabulary: Size, hidden: Size) -> Size:
+    """Tokens of a chunk: tokens / ceil(v / h), rounded up to a power of 2."""
+    if not all(type(size) is int for size in (tokens, vocabulary, hidden)):
+        return tokens * hidden / vocabulary
+    share = -(-tokens // -(-vocabulary // hidden))
+    return min(tokens, 1 << (share - 1).bit_length())
