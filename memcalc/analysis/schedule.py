@@ -15,14 +15,13 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 
 from memcalc.config import Parallel
-from memcalc.config.pipeline import TWO_CHUNKS
 from memcalc.errors import ConfigError
+from memcalc.lazy import resolve
 
 FORWARD = "forward"
 BACKWARD = "backward"  # both halves at once
 BACKWARD_INPUTS = "inputs"
 BACKWARD_WEIGHTS = "weights"
-SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v", "dualpipe")  # schedules that run the halves apart
 
 # The most passes that are walked, over all stages: interleaved, 128 stages of 16 chunks each; 1F1B,
 # 1,024 stages. Real pipelines need far fewer, and more would take seconds.
@@ -30,10 +29,7 @@ MOST_PASSES = 2**21
 MOST_DRAWN = 2**18  # of a timeline, which holds all of them at once
 MOST_FILLED = 2**18  # with --fill, which walks them again for each number that it tries
 
-# A schedule repeats itself once the pipeline is full, so only some rounds of many micro-batches are
-# walked. A round is one micro-batch per stage (DualPipe: two), or one group if interleaved.
-ROUNDS = {"1f1b": 1, "interleaved": 3}
-MOST_ROUNDS = 4  # of the other schedules, and of a timeline
+MOST_ROUNDS = 4  # of micro-batches, in a timeline
 
 
 class Step(NamedTuple):
@@ -68,15 +64,15 @@ def places(parallel: Parallel, stage: int) -> list[int]:
     >>> places(Parallel(pp=4, schedule="dualpipe"), 1)
     [1, 2]
     """
-    if parallel.order in TWO_CHUNKS:
+    if parallel.scheduling.chunks == 2:
         return [stage, parallel.chunks - 1 - stage]
     return [chunk * parallel.pp + stage for chunk in range(parallel.vpp)]
 
 
-def gpipe(microbatches: int) -> Iterator[Step]:
+def gpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
     """GPipe (Huang et al. 2019, figure 2c): all forward, then all backward, the last first.
 
-    >>> shown(gpipe(3))
+    >>> shown(gpipe(0, 2, 3))
     'f0 f1 f2 b2 b1 b0'
     """
     yield from (Step(FORWARD, i) for i in range(microbatches))
@@ -238,7 +234,7 @@ def order(
     >>> shown(order(Parallel(pp=2, vpp=2), 1, 2)) == shown(interleaved(1, 2, 2, 2))
     True
     """
-    walked = _walked(parallel, microbatches, ROUNDS.get(parallel.order, MOST_ROUNDS))
+    walked = _walked(parallel, microbatches, parallel.scheduling.rounds)
     if (number := passes(parallel, walked)) > most:
         raise _too_long(parallel, number, most)
     return _order(parallel, stage, walked)
@@ -250,9 +246,9 @@ def passes(parallel: Parallel, microbatches: int) -> int:
     >>> passes(Parallel(pp=4, vpp=2), 8)
     128
     """
-    if parallel.order == "zb-v":  # see zb_v: at least a full pipeline is walked
+    if parallel.scheduling.walks_full:
         microbatches = max(microbatches, 2 * parallel.pp - 1)
-    return (3 if parallel.order in SPLIT_BACKWARD else 2) * parallel.chunks * microbatches
+    return (3 if parallel.scheduling.splits_backward else 2) * parallel.chunks * microbatches
 
 
 def _too_long(parallel: Parallel, number: int, most: int) -> ConfigError:
@@ -263,32 +259,20 @@ def _too_long(parallel: Parallel, number: int, most: int) -> ConfigError:
     )
 
 
-def _walked(parallel: Parallel, microbatches: int, rounds: int) -> int:
+def _walked(parallel: Parallel, microbatches: int, rounds: int | None) -> int:
     """How many of the micro-batches are walked: at most those of some rounds."""
-    if parallel.order == "gpipe":  # all of them are in flight
+    if rounds is None:
         return microbatches
-    if parallel.order == "interleaved":
+    if parallel.interleaves:
         return min(microbatches, rounds * parallel.group + microbatches % parallel.group)
     return min(microbatches, rounds * parallel.pp * parallel.copies)
 
 
 def _order(parallel: Parallel, stage: int, microbatches: int) -> Iterator[Step]:
     """The order of a stage for exactly so many micro-batches."""
-    p, name = parallel.pp, parallel.order
-    if name == "gpipe":
-        return gpipe(microbatches)
-    if name == "interleaved":
-        return interleaved(stage, p, microbatches, parallel.vpp, parallel.group)
-    return _PLAIN[name](stage, p, microbatches)
-
-
-_PLAIN = {
-    "1f1b": one_f_one_b,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zb-v": zb_v,
-    "dualpipe": dualpipe,
-}
+    further = (parallel.vpp, parallel.group) if parallel.interleaves else ()
+    steps: Callable[..., Iterator[Step]] = resolve(parallel.scheduling.order)
+    return steps(stage, parallel.pp, microbatches, *further)
 
 
 def holdings(steps: Iterable[Step]) -> Iterator[dict[int, InFlight]]:
@@ -437,7 +421,7 @@ def _needs(step: Step, place: int, chunks: int) -> Iterator[tuple[str, int, int]
 def _drawn(parallel: Parallel, microbatches: int) -> int:
     """How many micro-batches a timeline has: of a long pipeline fewer rounds, but at least one."""
     for rounds in range(MOST_ROUNDS, 0, -1):
-        walked = _walked(parallel, microbatches, rounds)
+        walked = _walked(parallel, microbatches, parallel.scheduling.rounds and rounds)
         if (number := passes(parallel, walked)) <= MOST_DRAWN:
             return walked
     raise _too_long(parallel, number, MOST_DRAWN)

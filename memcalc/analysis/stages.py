@@ -12,7 +12,6 @@ from memcalc.analysis.layers import layer_bytes, layer_waiting
 from memcalc.analysis.schedule import (
     MOST_FILLED,
     MOST_PASSES,
-    SPLIT_BACKWARD,
     InFlight,
     kept_whole,
     order,
@@ -186,7 +185,7 @@ def _chunk_weights(
     frees_outputs: bool,
 ) -> tuple[Weight, Weight]:
     """The same of one chunk: its layers, and whether it has the embedding or the head."""
-    splits = config.parallel.order in SPLIT_BACKWARD
+    splits = config.parallel.scheduling.splits_backward
     heads = (1 + config.model.mtp_layers) if last else 0
     head = head_graph(config) if last else None
     output = 0 if frees_outputs or last else output_bytes(config)

@@ -19,6 +19,7 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MTP, layer_graph
 from memcalc.config import PRECISION_BYTES, Config, Run, fields
+from memcalc.config.optimizers import ALL, MATRICES, OPTIMIZERS, OTHERS
 from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS
 from memcalc.errors import ConfigError
 from memcalc.graph.graph import OF_WEIGHT
@@ -34,9 +35,6 @@ STATES = {
     "fsdp2": "PyTorch distributed/fsdp/_fully_shard/_fsdp_param.py",
     "nanotron": "nanotron optim/zero.py, optim/gradient_accumulator.py",
 }
-ADAM = "PyTorch optim/adam.py, Apex FusedAdam: exp_avg and exp_avg_sq"
-SGD = "PyTorch optim/sgd.py: momentum_buffer"
-MUON = "Megatron-core optimizer/muon.py: matrices that are no embedding and no head"
 TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows and by columns"
 REDUCED = "PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce"
 BUCKETS = "DeepSpeed runtime/zero/stage_1_and_2.py, backward: ipg_buffer of reduce_bucket_size"
@@ -54,7 +52,7 @@ class Recipe(NamedTuple):
         gradient: Its gradient, accumulated over micro-batches.
         master: The master weight.
         moment: One of the optimizer's moments.
-        moments: How many of these there are.
+        moments: How many of these there are, of most weights.
     """
 
     weight: int
@@ -94,7 +92,7 @@ def recipe(run: Run) -> Recipe:
     """
     weight = PRECISION_BYTES[run.precision]
     master = 0 if weight == 4 else MAIN_PARAMS[run.main_params]
-    moments = 2 if run.optimizer == "adam" else 1
+    moments = OPTIMIZERS[run.optimizer].moments[0].number
     return Recipe(weight, MAIN_GRADS[run.main_grads], master, MOMENTS[run.moments], moments)
 
 
@@ -185,14 +183,13 @@ def states(config: Config, stage: int) -> list[Part]:
     add("gradients", "gradients", 2, dict.fromkeys(trained, each.gradient))
     if sharder != "fsdp2":
         add("master weights", "optimizer", 1, dict.fromkeys(trained, each.master))
-    if run.optimizer == "muon":
-        matrices = [kind for kind in trained if kind.gemm]
-        add("Muon's momentum", "optimizer", 1, dict.fromkeys(matrices, each.moment), MUON)
-        trained = [kind for kind in trained if not kind.gemm]
-    if run.optimizer == "sgd":
-        add("momentum", "optimizer", 1, dict.fromkeys(trained, each.moment), SGD)
-    else:
-        add("Adam's moments", "optimizer", 1, dict.fromkeys(trained, 2 * each.moment), ADAM)
+    weights = {
+        ALL: trained,
+        MATRICES: [kind for kind in trained if kind.gemm],
+        OTHERS: [kind for kind in trained if not kind.gemm],
+    }
+    for name, of, number, source in OPTIMIZERS[run.optimizer].moments:
+        add(name, "optimizer", 1, dict.fromkeys(weights[of], number * each.moment), source)
     return found
 
 
@@ -306,12 +303,12 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
         found.append(Part(name, size, "buffers", certainty, source))
 
     if phase == "step":
+        number = _stepped(config, stage)
+        optimizer = OPTIMIZERS[run.optimizer]
+        if optimizer.step_bytes:
+            size, source = optimizer.step_bytes * number, optimizer.moments[0].source
+            add("optimizer's step", size, "estimated", source)
         if each.master == 4 and each.gradient < 4 and parallel.sharder != "fsdp2":
-            trained = [(kind, n) for kind, n in parameters(config, stage).items() if kind.trained]
-            number = sum(
-                -(-n // (shard_ranks(config, kind.expert) if parallel.zero else 1))
-                for kind, n in trained
-            )
             certainty = "framework-dependent"
             at_once = parallel.sharder == "deepspeed" and parallel.zero == 3
             if at_once and number > DEEPSPEED_SUB_GROUP:  # and the rest of its last parameter
@@ -341,6 +338,15 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
         size = number * each.weight * (run.bucket or DEEPSPEED_BUCKET)
         add("gradient reduction buckets", size, "framework-dependent", BUCKETS)
     return found
+
+
+def _stepped(config: Config, stage: int) -> int:
+    """The parameters that a rank's optimizer updates: the trained ones, or its shard of them."""
+    return sum(
+        -(-number // (shard_ranks(config, kind.expert) if config.parallel.zero else 1))
+        for kind, number in parameters(config, stage).items()
+        if kind.trained
+    )
 
 
 def weight_bytes(run: Run, kind: Kind) -> int:

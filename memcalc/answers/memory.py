@@ -10,14 +10,13 @@ from memcalc.analysis.buffers import unknown
 from memcalc.analysis.device import Phase, StageMemory, device
 from memcalc.analysis.headroom import Headroom, headroom
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
-from memcalc.analysis.schedule import SPLIT_BACKWARD
 from memcalc.analysis.states import copies, recipe
 from memcalc.answers.notes import batch_note, notes, recomputation, whole_setting
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
 from memcalc.config.gpus import gpu, is_gpu, smallest
+from memcalc.config.optimizers import OPTIMIZERS
 from memcalc.config.parallel import SHARDERS, ZERO
-from memcalc.config.pipeline import SCHEDULES
 from memcalc.config.run import UNBALANCED
 from memcalc.errors import UsageError
 from memcalc.report import Column, Report, scales
@@ -337,20 +336,21 @@ def _setting_notes(config: Config) -> Iterator[str]:
     """The schedule and the bytes per parameter, in words."""
     parallel, run = config.parallel, config.run
     if parallel.pp > 1:
-        yield f"schedule: {parallel.order} ({SCHEDULES[parallel.order]}), for {batch_note(config)}"
+        what = parallel.scheduling.summary
+        yield f"schedule: {parallel.order} ({what}), for {batch_note(config)}"
         yield (
             "in flight: micro-batches whose forward has run and whose backward has not, summed "
             "over the rank's model chunks"
         )
-    if parallel.order in SPLIT_BACKWARD:
+    if parallel.scheduling.splits_backward:
         yield (
             "weight gradients are computed later than input gradients: until then the input of "
             "each GEMM and the gradient of its output are counted (of an all-gathered tensor only "
             "the shard); this was never compared with a measurement"
         )
     yield f"{_of_a_parameter(config)}; {_split(config)}"
-    if run.optimizer == "muon":
-        yield "not counted: Muon's step, which needs a few copies of one matrix at a time"
+    if left := OPTIMIZERS[run.optimizer].not_counted:
+        yield f"not counted: {left}"
     if left_out := unknown(config):
         names = " and ".join(left_out)
         why = (

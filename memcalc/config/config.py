@@ -87,8 +87,8 @@ class Config:
     def _batches_run(self, at_once: int) -> None:
         """Refuse a global batch whose micro-batches the pipeline's schedule cannot run."""
         order = self.parallel.order
-        refused = pipeline.batches(order, self.parallel.pp, self.parallel.group, self.microbatches)
-        if refused:
+        refuses = self.parallel.scheduling.refuses
+        if refused := refuses(self.parallel.pp, self.parallel.group, self.microbatches):
             why, valid = refused
             nearest_valid = " or ".join(str(number * at_once) for number in valid)
             raise ConfigError(
@@ -387,7 +387,8 @@ def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """
     said: dict[str, Any] = {}
     for settings in layers:
-        if settings.get("schedule", "interleaved") != "interleaved":
+        schedule = pipeline.SCHEDULES.get(settings.get("schedule", pipeline.SEVERAL_CHUNKS))
+        if schedule is None or schedule.chunks is not None:
             said.pop("vpp", None)
             said.pop("microbatch_group_size", None)
         for name, forgotten in OF_SHARDING.items():

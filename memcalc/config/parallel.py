@@ -93,8 +93,19 @@ class Parallel:
         ('1f1b', 'interleaved', '1f1b')
         """
         if self.pp == 1:
-            return "1f1b"
-        return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
+            return pipeline.ONE_CHUNK
+        default = pipeline.SEVERAL_CHUNKS if self.vpp > 1 else pipeline.ONE_CHUNK
+        return self.schedule or default
+
+    @property
+    def scheduling(self) -> pipeline.Schedule:
+        """The record of the schedule that runs."""
+        return pipeline.SCHEDULES[self.order]
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether the schedule that runs takes model chunks per rank as ``vpp`` says."""
+        return self.scheduling.chunks is None
 
     @property
     def chunks_per_rank(self) -> int:
@@ -103,12 +114,12 @@ class Parallel:
         >>> Parallel(pp=4, schedule="zb-v").chunks_per_rank
         2
         """
-        return 2 if self.order in pipeline.TWO_CHUNKS else self.vpp
+        return self.scheduling.chunks or self.vpp
 
     @property
     def copies(self) -> int:
         """Pipeline ranks that hold each model chunk, each for a part of the micro-batches."""
-        return 2 if self.order in pipeline.FROM_BOTH_ENDS else 1
+        return self.scheduling.ranks_per_chunk
 
     @property
     def chunks(self) -> int:
@@ -130,8 +141,8 @@ class Parallel:
         >>> Parallel(pp=4, vpp=2, microbatch_group_size=6).filling
         12
         """
-        number = self.pp * (2 if self.order == "zb-h2" else self.chunks_per_rank)
-        if self.order == "interleaved":
+        number = self.pp * (self.scheduling.filling or self.chunks_per_rank)
+        if self.interleaves:
             return -(-number // self.group) * self.group
         return number
 
@@ -261,24 +272,28 @@ class Parallel:
         fields.word("schedule", self.schedule, pipeline.SCHEDULES)
         if self.pp == 1:
             return  # it has no effect, which is warned about
-        if self.schedule == "interleaved" and self.vpp == 1:
-            raise ConfigError("--schedule interleaved needs --vpp of at least 2")
-        if self.schedule != "interleaved" and self.vpp > 1:
-            raise ConfigError(f"--vpp {self.vpp} needs --schedule interleaved, not {self.schedule}")
-        if self.schedule in pipeline.FROM_BOTH_ENDS and self.pp % 2:
+        if self.interleaves and self.vpp == 1:
+            raise ConfigError(f"--schedule {self.schedule} needs --vpp of at least 2")
+        if not self.interleaves and self.vpp > 1:
+            interleaved = " or ".join(n for n, s in pipeline.SCHEDULES.items() if s.chunks is None)
+            raise ConfigError(
+                f"--vpp {self.vpp} needs --schedule {interleaved}, not {self.schedule}"
+            )
+        if self.copies > 1 and self.pp % self.copies:
             raise ConfigError(f"--schedule {self.schedule} needs an even --pp, not {self.pp}")
 
     def _split(self) -> None:
         """Refuse two ways of placing the layers at once, or one that the schedule cannot have."""
         if self.layout is not None:
             object.__setattr__(self, "layout", pipeline.layout(self.layout))
+        two_chunks = [name for name, each in pipeline.SCHEDULES.items() if each.chunks == 2]
         for name in ("first_stage_layers", "last_stage_layers"):
             if getattr(self, name) is not None:
                 fields.whole(name, getattr(self, name), pipeline.MOST)
-                if self.pp == 1 or self.schedule in pipeline.TWO_CHUNKS:
+                if self.pp == 1 or self.schedule in two_chunks:
                     raise ConfigError(
                         f"--{name.replace('_', '-')} needs --pp of at least 2, and a schedule "
-                        f"other than {' and '.join(pipeline.TWO_CHUNKS)}"
+                        f"other than {' and '.join(two_chunks)}"
                     )
         ways = {
             "--layout": self.layout is not None,

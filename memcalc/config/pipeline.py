@@ -5,27 +5,176 @@ several: ``memcalc.analysis.schedule`` says which.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from memcalc.config import fields
 from memcalc.errors import ConfigError
 
-SCHEDULES = {
-    "gpipe": "all micro-batches forward, then all backward",
-    "1f1b": "forwards until the pipeline is full, then one forward, one backward",
-    "interleaved": "1F1B over several model chunks per rank",
-    "zb-h1": "1F1B whose weight gradients fill bubbles, within 1F1B's memory",
-    "zb-h2": "as zb-h1, with more micro-batches in flight and no bubble",
-    "zb-v": "two model chunks per rank, down the pipeline and up again",
-    "dualpipe": "micro-batches from both ends, with both ends' weights on every rank",
-}
-TWO_CHUNKS = ("zb-v", "dualpipe")  # schedules with two chunks per rank
-FROM_BOTH_ENDS = ("dualpipe",)  # schedules with every chunk on two ranks
-
 # Large models have some 200 layers, DeepNet (arXiv 2203.00555) 1,000, and pipelines up to 128
 # stages. Each layer and stage is walked: with more than these an answer would take seconds.
 MOST = 4096  # layers of a stack of a model, or model chunks of a pipeline
 MOST_STAGES = 1024
+
+
+Refusal = tuple[str, list[int]]  # why micro-batches cannot run, and the nearest numbers that can
+
+
+def any_number(stages: int, group: int, number: int) -> Refusal | None:
+    """Most schedules run any number of micro-batches."""
+    return None
+
+
+def whole_groups(stages: int, group: int, number: int) -> Refusal | None:
+    """Interleaved 1F1B needs a group, and a last group that is as long as the pipeline.
+
+    Megatron-core, pipeline_parallel/schedules.py: forward_backward_pipelining_with_interleaving.
+
+    Args:
+        stages: p, the stages of the pipeline.
+        group: Micro-batches that run through a chunk before the next one's turn.
+        number: The micro-batches of an iteration.
+
+    >>> whole_groups(8, 8, 12)
+    ('12 micro-batches in groups of 8 leave a last group of 4, fewer than the 8 stages', [8, 16])
+    >>> whole_groups(8, 8, 64)
+    """
+    if number < group:
+        return f"a group has {group} micro-batches, but an iteration only {number}", [group]
+    whole, last = number - number % group, number % group
+    if 0 < last < stages:
+        left = f"{number} micro-batches in groups of {group} leave a last group of {last}"
+        return f"{left}, fewer than the {stages} stages", [whole, whole + stages]
+    return None
+
+
+def two_per_stage(stages: int, group: int, number: int) -> Refusal | None:
+    """DualPipe needs two micro-batches per stage, as many from either end.
+
+    deepseek-ai/DualPipe, dualpipe.py: step.
+
+    >>> two_per_stage(4, 4, 9)
+    ('the number of micro-batches must be even, not 9', [8, 10])
+    """
+    if number < 2 * stages:
+        least = 2 * stages
+        return f"{stages} stages need at least {least} micro-batches, not {number}", [least]
+    if number % 2:
+        return f"the number of micro-batches must be even, not {number}", [number - 1, number + 1]
+    return None
+
+
+class Schedule(NamedTuple):
+    """A pipeline schedule.
+
+    Attributes:
+        summary: What it does, in a line.
+        order: The function that yields a stage's steps, as ``module:name``. It takes the stage, the
+            number of stages and of micro-batches; an interleaved one also the model chunks per rank
+            and the micro-batches per group.
+        chunks: Model chunks per rank; None where ``--vpp`` says how many: it is interleaved.
+        ranks_per_chunk: Pipeline ranks that hold each chunk, each for a part of the micro-batches.
+        splits_backward: Whether input gradients and weight gradients are computed apart.
+        filling: Micro-batches per stage that fill the pipeline; None is one per chunk of a rank.
+        rounds: Rounds of micro-batches that are walked, since a full pipeline repeats itself. A
+            round is a group if interleaved, else one micro-batch per stage and rank of a chunk;
+            None is all of them.
+        walks_full: Whether its order is that of a full pipeline without the missing micro-batches.
+        refuses: Why it cannot run a number of micro-batches, and the nearest numbers that it can.
+    """
+
+    summary: str
+    order: str
+    chunks: int | None
+    ranks_per_chunk: int
+    splits_backward: bool
+    filling: int | None
+    rounds: int | None
+    walks_full: bool
+    refuses: Callable[[int, int, int], Refusal | None]
+
+
+ONE_CHUNK, SEVERAL_CHUNKS = "1f1b", "interleaved"  # what runs where nobody names a schedule
+
+SCHEDULES = {
+    "gpipe": Schedule(
+        "all micro-batches forward, then all backward",
+        "memcalc.analysis.schedule:gpipe",
+        chunks=1,
+        ranks_per_chunk=1,
+        splits_backward=False,
+        filling=None,
+        rounds=None,  # all of them are in flight
+        walks_full=False,
+        refuses=any_number,
+    ),
+    "1f1b": Schedule(
+        "forwards until the pipeline is full, then one forward, one backward",
+        "memcalc.analysis.schedule:one_f_one_b",
+        chunks=1,
+        ranks_per_chunk=1,
+        splits_backward=False,
+        filling=None,
+        rounds=1,
+        walks_full=False,
+        refuses=any_number,
+    ),
+    "interleaved": Schedule(
+        "1F1B over several model chunks per rank",
+        "memcalc.analysis.schedule:interleaved",
+        chunks=None,
+        ranks_per_chunk=1,
+        splits_backward=False,
+        filling=None,
+        rounds=3,
+        walks_full=False,
+        refuses=whole_groups,
+    ),
+    "zb-h1": Schedule(
+        "1F1B whose weight gradients fill bubbles, within 1F1B's memory",
+        "memcalc.analysis.schedule:zb_h1",
+        chunks=1,
+        ranks_per_chunk=1,
+        splits_backward=True,
+        filling=None,
+        rounds=4,
+        walks_full=False,
+        refuses=any_number,
+    ),
+    "zb-h2": Schedule(
+        "as zb-h1, with more micro-batches in flight and no bubble",
+        "memcalc.analysis.schedule:zb_h2",
+        chunks=1,
+        ranks_per_chunk=1,
+        splits_backward=True,
+        filling=2,
+        rounds=4,
+        walks_full=False,
+        refuses=any_number,
+    ),
+    "zb-v": Schedule(
+        "two model chunks per rank, down the pipeline and up again",
+        "memcalc.analysis.schedule:zb_v",
+        chunks=2,
+        ranks_per_chunk=1,
+        splits_backward=True,
+        filling=None,
+        rounds=4,
+        walks_full=True,
+        refuses=any_number,
+    ),
+    "dualpipe": Schedule(
+        "micro-batches from both ends, with both ends' weights on every rank",
+        "memcalc.analysis.schedule:dualpipe",
+        chunks=2,
+        ranks_per_chunk=2,
+        splits_backward=True,
+        filling=None,
+        rounds=4,
+        walks_full=False,
+        refuses=two_per_stage,
+    ),
+}
 
 
 class Chunk(NamedTuple):
@@ -92,43 +241,6 @@ def _letters(text: str) -> tuple[Chunk, ...]:
     if "t" in text[text.find("m") :] and "m" in text:
         raise ConfigError("--layout must have every layer (t) before multi-token prediction (m)")
     return tuple(Chunk(chunk.count("t"), chunk.count("m")) for chunk in chunks)
-
-
-def batches(order: str, stages: int, group: int, number: int) -> tuple[str, list[int]] | None:
-    """Why a schedule cannot run a number of micro-batches, and the nearest numbers that it can.
-
-    Under the interleaved schedule Megatron-core needs a whole group of micro-batches, and a last
-    group that is at least as long as the pipeline (pipeline_parallel/schedules.py:
-    forward_backward_pipelining_with_interleaving). DualPipe needs two per stage and as many from
-    either end (deepseek-ai/DualPipe, dualpipe.py: step).
-
-    Args:
-        order: The schedule.
-        stages: p, its stages.
-        group: Micro-batches that run through a chunk before the next one's turn.
-        number: The micro-batches of an iteration.
-
-    >>> batches("interleaved", 8, 8, 12)
-    ('12 micro-batches in groups of 8 leave a last group of 4, fewer than the 8 stages', [8, 16])
-    >>> batches("interleaved", 8, 8, 64)
-    """
-    if order == "interleaved":
-        if number < group:
-            return f"a group has {group} micro-batches, but an iteration only {number}", [group]
-        whole, last = number - number % group, number % group
-        if 0 < last < stages:
-            left = f"{number} micro-batches in groups of {group} leave a last group of {last}"
-            return f"{left}, fewer than the {stages} stages", [whole, whole + stages]
-    if order == "dualpipe":
-        if number < 2 * stages:
-            least = 2 * stages
-            return f"{stages} stages need at least {least} micro-batches, not {number}", [least]
-        if number % 2:
-            return f"the number of micro-batches must be even, not {number}", [
-                number - 1,
-                number + 1,
-            ]
-    return None
 
 
 def even(layers: int, chunks: int, embedding: bool = False, loss: bool = False) -> list[int]:

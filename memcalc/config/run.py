@@ -6,16 +6,11 @@ from memcalc.config import fields, pipeline
 from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
+from memcalc.config.optimizers import OPTIMIZERS
 from memcalc.config.recompute import METHODS, POLICIES, REGIONS, Policy, policy
 from memcalc.errors import ConfigError
 
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
-OPTIMIZERS = {
-    "adam": "two moments per parameter (Adam, AdamW)",
-    "sgd": "a momentum per parameter",
-    "muon": "a momentum per weight of the layers' matrices, Adam's moments for all others",
-}
-
 # Tokens routed to the busiest expert rank under an unbalanced router, as a multiple of a balanced
 # share: the usual capacity factor (Fedus et al. 2021, arXiv 2101.03961, section 2.2).
 UNBALANCED = 1.25

@@ -66,7 +66,7 @@ def test_a_timeline_has_fewer_rounds_of_a_long_pipeline():
 def test_orders_that_wait_for_one_another_are_one_line(monkeypatch):
     """Config refuses such batches; an order that deadlocks all the same is no assertion."""
     backwards_first = (schedule.Step(schedule.BACKWARD, 0), schedule.Step(schedule.FORWARD, 0))
-    monkeypatch.setitem(schedule._PLAIN, "1f1b", lambda *_: iter(backwards_first))
+    monkeypatch.setattr(schedule, "one_f_one_b", lambda *_: iter(backwards_first))
     with pytest.raises(ConfigError, match="schedule 1f1b deadlocks with 4 micro-batches"):
         timeline(Parallel(pp=2), 4)
 

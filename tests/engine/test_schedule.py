@@ -1,16 +1,18 @@
 """Schedules: that they can run, how long they take, and what their stages hold, walked."""
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+import memcalc
 from memcalc.analysis import activations
 from memcalc.analysis.schedule import (
     BACKWARD,
     BACKWARD_INPUTS,
     BACKWARD_WEIGHTS,
     FORWARD,
-    SPLIT_BACKWARD,
     dualpipe,
     gpipe,
     holdings,
@@ -28,7 +30,7 @@ from memcalc.analysis.stages import chunk_weights, chunks, stage, stages
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Parallel, load
 from memcalc.config.config import configure
-from memcalc.config.pipeline import SCHEDULES, batches, even, layout
+from memcalc.config.pipeline import SCHEDULES, even, layout
 from memcalc.config.readers.megatron import read_yaml
 from memcalc.errors import ConfigError
 
@@ -46,6 +48,10 @@ def most(steps, whole=2, late=1):
     """The most that a stage holds, a micro-batch weighing so much before and after its B."""
     held = peak(steps, lambda chunk: whole, lambda chunk: late)
     return sum(whole * each.whole + late * each.waiting for each in held.values())
+
+
+def eager_1f1b(stage, stages, microbatches):
+    return one_f_one_b(stage, stages + 1, microbatches)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -138,7 +144,7 @@ class TestBatches:
             for group in (None, p, p + 1, 2 * p - 1, 2 * p + 1) if apart else (None,):
                 parallel = Parallel(pp=p, vpp=v, schedule=name, microbatch_group_size=group)
                 for n in range(1, 5 * p + 3):
-                    if batches(name, p, parallel.group, n) is None:
+                    if SCHEDULES[name].refuses(p, parallel.group, n) is None:
                         found = timeline(parallel, n)
                         assert all(found)
 
@@ -177,7 +183,7 @@ class TestBatches:
         apart = name == "interleaved"
         given = {"vpp": 3, "microbatch_group_size": group} if apart else {}
         config = load("llama-3-8b", pp=4, schedule=name, **given)
-        assert batches(name, 4, config.parallel.group, config.microbatches) is None
+        assert SCHEDULES[name].refuses(4, config.parallel.group, config.microbatches) is None
         assert all(timeline(config.parallel, config.microbatches))
 
     @pytest.mark.parametrize("command", ["memory", "plot stages", "comm", "flops"])
@@ -235,7 +241,7 @@ class TestClosedForms:
             assert held == {p + 1}
 
     def test_gpipe_holds_all(self):
-        assert most(gpipe(12), 1) == 12
+        assert most(gpipe(0, 1, 12), 1) == 12
         with pytest.raises(ConfigError, match="forward and backward passes to walk"):
             order(Parallel(pp=2, schedule="gpipe"), 0, 2**30)
 
@@ -250,7 +256,7 @@ def test_a_long_pipeline_holds_what_a_shorter_one_holds(name, p):
             if name == "interleaved":
                 whole = list(interleaved(number, p, n, 2))
             elif name == "gpipe":
-                whole = list(gpipe(n))
+                whole = list(gpipe(number, p, n))
             else:
                 whole = list(WHOLE[name](number, p, n))
             for weights in ((2, 1), (5, 9)):
@@ -313,12 +319,21 @@ class TestStages:
         shards = layer_graph(load("22b", sp=True))
         assert activations.waiting(shards) == 32 / t * s * b * h
 
+    def test_one_record_adds_a_schedule(self, monkeypatch):
+        """1F1B that forwards one micro-batch more before its first backward."""
+        eager = SCHEDULES["1f1b"]._replace(order=f"{__name__}:eager", filling=2, rounds=2)
+        monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(eager=eager_1f1b))
+        monkeypatch.setitem(SCHEDULES, "eager-1f1b", eager)
+        config = load("22b", pp=4, global_batch_size=64, schedule="eager-1f1b")
+        in_flight = memcalc.memory(config).column("in_flight")
+        assert in_flight == [4 + 1, 3 + 1, 2 + 1, 1 + 1]
+
     def test_only_split_backwards_wait(self):
         for name in SCHEDULES:
             settings = {"vpp": 2} if name == "interleaved" else {"schedule": name}
             config = load("22b", pp=4, global_batch_size=64, **settings)
             late = [late for _, late in chunk_weights(config, 1, "paper")]
-            assert any(map(any, late)) == (name in SPLIT_BACKWARD)
+            assert any(map(any, late)) == SCHEDULES[name].splits_backward
 
 
 class TestSplits:

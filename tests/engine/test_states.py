@@ -12,6 +12,7 @@ from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Run, load
 from memcalc.config.config import configure
+from memcalc.config.optimizers import ALL, OPTIMIZERS, Moments, Optimizer
 from memcalc.config.readers.megatron import read_yaml
 from memcalc.errors import ConfigError, InputError
 
@@ -106,6 +107,19 @@ class TestRecipes:
         assert found["Muon's momentum"] == 4 * matrices
         assert found["Adam's moments"] == 8 * others
         assert found["master weights"] == 4 * (matrices + others)
+
+    def test_one_record_adds_an_optimizer(self, monkeypatch):
+        """Lion (arXiv 2302.06675): one momentum; here in bf16, with a step that copies it."""
+        moments = Moments("Lion's momentum", ALL, 1, "lion_pytorch.py: exp_avg")
+        lion = Optimizer("one momentum", (moments,), ("lion8bit",), step_bytes=2, not_counted="")
+        monkeypatch.setitem(OPTIMIZERS, "lion", lion)
+        config = load("gpt2", optimizer="lion", moments="bf16")
+        n = parameters(config, 0).total()
+        found = {part.name: part.bytes for part in states(config, 0)}
+        assert found["Lion's momentum"] == 2 * n
+        (step,) = [part for part in buckets(config, 0, "step") if "optimizer" in part.name]
+        assert step.bytes == 2 * n
+        assert recipe(config.run).optimizer == 4 + 2
 
     def test_fp8_keeps_copies_of_linears_weights(self):
         """Transformer Engine: rows and columns, a byte each, beside bf16 or fp8 weights."""

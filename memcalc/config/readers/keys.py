@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memcalc.config.optimizers import NAMES
 from memcalc.config.readers.shell import shown
 from memcalc.errors import ConfigError, InputError, nearest
 
@@ -151,7 +152,6 @@ def sharding(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _TYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
-_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd", "muon": "muon"}
 
 
 def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
     """
     if name is None:
         return {}
-    found = _OPTIMIZERS.get(str(name).lower())
+    found = NAMES.get(str(name).lower())
     if found is None:
         unmodelled.append(f"optimizer {shown(str(name))} is not modelled: counted as Adam")
     return {"optimizer": found or "adam"}

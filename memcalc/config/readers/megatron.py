@@ -15,6 +15,7 @@ from memcalc.config import fields, pipeline, recompute
 from memcalc.config.config import RunSource, Source
 from memcalc.config.environment import Environment
 from memcalc.config.model import Model
+from memcalc.config.optimizers import NAMES
 from memcalc.config.readers import shell
 from memcalc.config.readers.keys import listed
 from memcalc.config.readers.megatron_names import (
@@ -30,7 +31,6 @@ from memcalc.config.readers.megatron_names import (
     MODELLED,
     NORMS,
     NOTHING,
-    OPTIMIZERS,
     POSITIONS,
     RESHARDING,
     SHARDING,
@@ -481,7 +481,7 @@ def _states(said: _Arguments, precision: str | None) -> dict[str, Any]:
     otherwise. The dtypes of a precision-aware optimizer need its flag.
     """
     settings: dict[str, Any] = {
-        "optimizer": said.word("optimizer", OPTIMIZERS),
+        "optimizer": said.word("optimizer", NAMES),
         "distributed_optimizer": said.flag("use-distributed-optimizer") or None,
         "shard_copies": said.count("num-distributed-optimizer-instances"),
         "fp8_params": said.flag("fp8-param-gather") or None,

@@ -202,7 +202,6 @@ VALUES = set(
     """.split()  # noqa: SIM905 - as above
 )
 
-OPTIMIZERS = {"adam": "adam", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 # Megatron-FSDP's names for what is sharded over data-parallel ranks, as ZeRO stages.
 SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
 # Whether PyTorch's FSDP2 reshards weights after forward, as ZeRO stages.
