@@ -13,7 +13,7 @@ def gpus() -> Report:
     found = catalogue.gpus()
     return Report(
         "gpus",
-        f"{len(found)} GPUs",
+        "GPUs of the catalogue",
         (
             Column("name", "text"),
             Column("aliases", "text"),
@@ -62,4 +62,5 @@ def gpus() -> Report:
             "empty cell: the GPU does not have it, or no source states it",
             "mi250x: one of its two dies, because PyTorch sees each die as a GPU",
         ),
+        answer=f"{len(found)} GPUs; --gpu and --budget take their names",
     )

@@ -34,6 +34,7 @@ def models() -> Report:
             *(Column(name, "text", detail=True) for name in WORDS),
         ),
         tuple(tuple(getattr(each, name) for name in ("name", *SIZES, *WORDS)) for each in found),
+        notes=(f"other names: {', '.join(f'{k} ({v})' for k, v in catalog.ALIASES.items())}",),
         answer=f"{len(found)} models; `memcalc models NAME` shows all facts about one",
     )
 

@@ -160,7 +160,7 @@ def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) 
 def mask_of(g: Graph, prefix: str, q: Tensor, m: Spec) -> list[Save]:
     """q (s, b, a, d) -> the mask or the bias of its scores, as a fused kernel keeps it.
 
-    One in the activations' type is the whole model's, but for a copy of each layer's own where its
+    One in the activations' dtype is the whole model's, but for a copy of each layer's own where its
     rows are padded: ALiBi's with the causal mask in it, and a cross-attention's zeros.
     """
     s, b, heads, _ = q.axes

@@ -70,8 +70,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that the first argument names, or an error that leads to the nearest."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            models = resolve("memcalc.config.catalog:names")()
-            if args[0].lower() in models or os.path.exists(args[0]):
+            named = resolve("memcalc.config.catalog:named")
+            if named(args[0]) or os.path.exists(args[0]):
                 model = shlex.quote(args[0])
                 hint = f"for a model, try `memcalc memory {model}` or `memcalc layer {model}`"
             else:

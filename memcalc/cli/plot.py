@@ -26,7 +26,7 @@ from memcalc.cli.options import (
     warn,
 )
 from memcalc.config import Config
-from memcalc.config.catalog import names
+from memcalc.config.catalog import named
 from memcalc.errors import nearest
 from memcalc.figures import backend
 from memcalc.lazy import resolve
@@ -56,7 +56,7 @@ class Kinds(click.Group):
         """The kind that the first argument names, or an error that leads to the nearest."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             hint = nearest(args[0], self.commands)
-            if args[0].lower() in names() or os.path.exists(args[0]):
+            if named(args[0]) or os.path.exists(args[0]):
                 hint = f"try `memcalc plot memory {shlex.quote(args[0])} -o FILE`"
             raise click.UsageError(f"no figure {args[0][:40]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)

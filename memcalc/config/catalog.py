@@ -11,8 +11,8 @@ from memcalc.config.config import Config, RunSource, Source, configure
 from memcalc.config.readers import hub, native
 from memcalc.errors import ConfigError, nearest
 
-# Other common names of models in the catalogue.
-_KNOWN_AS = {
+# Other names of models in the catalogue.
+ALIASES = {
     **dict.fromkeys(("gpt3", "gpt-3", "gpt3-175b", "gpt-3-175b", "gpt-175b"), "175b"),
     **dict.fromkeys(("mt-nlg", "mt-nlg-530b", "megatron-turing", "megatron-530b"), "530b"),
     **dict.fromkeys(("megatron-1t", "gpt-1t"), "1t"),
@@ -29,6 +29,16 @@ def names() -> list[str]:
     return list(resources.names("models", ".json"))
 
 
+def named(target: str) -> str | None:
+    """The catalogue's name of a model, from its name or an alias; None if there is neither.
+
+    >>> named("GPT-3"), named("Llama-3-8B"), named("model.json")
+    ('175b', 'llama-3-8b', None)
+    """
+    name = target.lower()
+    return name if name in names() else ALIASES.get(name)
+
+
 def entries() -> Iterator[Source]:
     """The catalogue's models with the settings of their runs."""
     return (_entry(name) for name in names())
@@ -40,9 +50,9 @@ def load(
     """A model with its parallelism and run, from a catalogue name, a path or the Hub.
 
     Args:
-        target: A name of the catalogue; the path of a file in memcalc's own JSON or in a format
-            that ``memcalc.config.readers`` reads, or of a folder that holds a ``config.json``; or
-            ``hf:org/name`` of the Hugging Face Hub, with an ``@revision``.
+        target: A name of the catalogue or an alias; the path of a file in memcalc's own JSON or in
+            a format that ``memcalc.config.readers`` reads, or of a folder that holds a
+            ``config.json``; or ``hf:org/name`` of the Hugging Face Hub, with an ``@revision``.
         run: The path of a file whose parallelism and run settings replace the target's; a model in
             it is ignored.
         settings: Settings that replace those of the files, or memcalc's defaults: ``seq_length``,
@@ -100,7 +110,7 @@ def content(target: str) -> Mapping[str, Any] | None:
     >>> content("llama-3-8b") is None
     True
     """
-    if target.lower() in names():
+    if named(target):
         return None
     if target.startswith(hub.PREFIX):
         return readers.content(hub.fetch(target)[0], target)
@@ -110,8 +120,8 @@ def content(target: str) -> Mapping[str, Any] | None:
 
 
 def _source(target: str) -> Source:
-    if target.lower() in names():
-        return _entry(target.lower())
+    if name := named(target):
+        return _entry(name)
     if target.startswith(hub.PREFIX):
         path, repository = hub.fetch(target)
         return readers.read(path, repository, target)
@@ -126,10 +136,7 @@ def _is_path(target: str) -> bool:
 
 
 def _unknown(target: str) -> ConfigError:
-    known_as = _KNOWN_AS.get(target.lower())
-    hint = (
-        f"did you mean {known_as!r}?" if known_as else nearest(target, names(), "`memcalc models`")
-    )
+    hint = nearest(target, names(), "`memcalc models`")
     return ConfigError(f"{target[:60]!r} is neither a model of the catalogue nor a file; {hint}")
 
 

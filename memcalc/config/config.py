@@ -76,8 +76,9 @@ class Config:
             )
             self._batches_run(at_once)
         ranks = self.parallel.cp * (tp if self.parallel.sp else 1)
-        name = "--cp x --tp (with --sp)" if self.parallel.cp > 1 else "--tp (with --sp)"
-        name = name if self.parallel.sp else "--cp"
+        name = "--cp"
+        if self.parallel.sp:
+            name = "--cp x --tp (with --sp)" if self.parallel.cp > 1 else "--tp (with --sp)"
         fields.divides((name, ranks), ("--seq-length", self.run.seq_length))
         if self.parallel.cp > 1 and self.parallel.cp_kind == "all_to_all":
             name = "kv_heads" if model.kv_heads < model.heads else "heads"

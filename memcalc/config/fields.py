@@ -134,6 +134,15 @@ def text(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be one line of text, not {shown(value)}")
 
 
+def printable(text: str, instead: str = "?") -> str:
+    r"""A text with something printable instead of every character that is not.
+
+    >>> printable("a\x1b[31m.json")
+    'a?[31m.json'
+    """
+    return "".join(each if each.isprintable() else instead for each in text)
+
+
 def word(name: str, value: Any, choices: Iterable[str]) -> None:
     """Refuse what is not one of the choices.
 

@@ -69,7 +69,7 @@ class Implementation:
         kernel_by_gpu: Whether the GPU decides ``batch_first``: Transformer Engine chooses between
             FlashAttention and cuDNN's kernel.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
-            activations' type, as PyTorch's does on a CPU.
+            activations' dtype, as PyTorch's does on a CPU.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
 
     Raises:

@@ -12,14 +12,14 @@ ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "silu", "relu", "squared_relu", 
 POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
 ROUTERS = ("softmax", "sigmoid")
 ROUTER_DTYPES = {
-    "cast": "scores in fp32, and the weights of a token's experts in the activations' type (Qwen)",
+    "cast": "scores in fp32, and the weights of a token's experts in the activations' dtype (Qwen)",
     "scores": "scores and weights in fp32 (Mixtral)",
-    "chosen": "nothing: scores are those of a token's experts alone, in the activations' type "
+    "chosen": "nothing: scores are those of a token's experts alone, in the activations' dtype "
     "(gpt-oss)",
     "fp32": "the router's product in fp32 too (DeepSeek)",
 }
 NORM_SCALES = {
-    "cast": "after the cast to the activations' type (Llama); a LayerNorm is one kernel (GPT-2)",
+    "cast": "after the cast to the activations' dtype (Llama); a LayerNorm is one kernel (GPT-2)",
     "fp32": "in fp32, before the cast (gpt-oss); a LayerNorm is a chain of operations (Command-R)",
     "one_plus": "in fp32, by 1 + weight (Gemma)",
 }

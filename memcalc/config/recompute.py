@@ -61,7 +61,7 @@ POLICIES = {
 # What --recompute-layers counts under each --recompute-method, as in Megatron-LM.
 METHODS = {
     "uniform": "layers per checkpoint, recomputed from the input of the first",
-    "block": "layers of each model chunk are recomputed, the others are not",
+    "block": "layers recomputed per model chunk, each from its own input; the others are not",
 }
 
 # Words of Megatron-core's --recompute-modules that are not names of regions, or mean more.

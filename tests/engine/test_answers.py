@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from memcalc import comm, flops, formula, layer, ledger, models
+from memcalc import comm, flops, formula, gpus, layer, ledger, models
 from memcalc.answers.models import model
 from memcalc.config import load
 from memcalc.symbols import LETTERS
@@ -77,6 +77,10 @@ def test_models_begin_with_their_number_and_one_with_its_size():
         "mixtral-8x7b has 32 moe layers and 46,702,792,704 parameters, 12,879,925,248 of them "
         "active per token"
     )
+
+
+def test_gpus_begin_with_their_number():
+    assert gpus().answer == f"{len(gpus().rows)} GPUs; --gpu and --budget take their names"
 
 
 def test_a_source_is_not_claimed_for_another_attention():

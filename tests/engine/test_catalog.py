@@ -30,3 +30,9 @@ def test_every_model_has_a_public_config_a_source_and_its_ends():
         assert source.model.source
         assert source.model.vocab_size or source.model.classes
         assert source.model.max_seq_length
+
+
+def test_a_model_is_found_by_its_other_names_too():
+    for alias, name in catalog.ALIASES.items():
+        assert load(alias) == load(alias.upper()) == load(name)
+        assert alias not in catalog.names()

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from memcalc.config import fields
 from memcalc.config.config import RunSource, Source
 from memcalc.errors import ConfigError, InputError
 from memcalc.lazy import resolve
@@ -128,12 +129,12 @@ def place(path: Path) -> str:
     """
     text = str(path)
     short = text if len(text) <= 200 else f"...{text[-200:]}"
-    return "".join(each if each.isprintable() else "?" for each in short)
+    return fields.printable(short)
 
 
 def _name(path: Path) -> str:
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return "".join(c if c.isprintable() else "?" for c in name)[:200] or path.stem
+    return fields.printable(name)[:200] or path.stem
 
 
 def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source | RunSource]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from memcalc.config.config import RunSource
 from memcalc.config.readers import keys
+from memcalc.config.readers.keys import OFFLOADED
 from memcalc.config.readers.shell import shown
 
 UNMODELLED = {
@@ -35,7 +36,6 @@ HARMLESS = """
 # nothing), the likely sign of the error, and why. Keys without an effect are in KNOWN.
 GATHERED = "gathered weights are counted for two layers, the current and the next"
 TOGETHER = "uses more memory than counted (weights of several modules are gathered together)"
-OFFLOADED = "uses less GPU memory than counted"
 OF_ZERO = {
     "zenflow": (None, "counted as if all optimizer states were updated on the GPU"),
     "zero_quantized_gradients": (

@@ -1,7 +1,8 @@
 """Megatron-LM's arguments by name: those that are read, not modelled, or without effect."""
 
+from memcalc.config.readers.keys import OFFLOADED
+
 HYBRID = "state-space layers are counted as attention"
-OFFLOADED = "uses less GPU memory than counted"
 GRAPHS = "uses more memory than counted (CUDA graphs have buffers of their own)"
 MEGATRON_FSDP = "uses more memory than counted (buckets of gathered weights and of gradients)"
 TORCH_FSDP2 = (

@@ -33,7 +33,7 @@ PRECISIONS = {"fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16", "fp32": "fp32"
 
 UNMODELLED = {
     "adapter_config": "activations of adapters are not counted",
-    "cpu_checkpointing": "uses less GPU memory than counted",
+    "cpu_checkpointing": keys.OFFLOADED,
     "lora": "activations of adapters are not counted",
     "moe_num_experts": "MoE layers are counted as dense",
     "partition_activations": "uses less memory than counted (saved inputs are sharded over ranks)",

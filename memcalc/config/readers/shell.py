@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from memcalc.config import fields
 from memcalc.errors import InputError
 
 MAX_CHARACTERS = 2**18  # launch scripts have some thousands
@@ -92,7 +93,7 @@ def unknown(name: str) -> str:
 def shown(text: str) -> str:
     """A text as a message shows it: the start, on one line, with open values by their names."""
     text = text[:40].replace("\0", "").replace(_SPACE, " ")
-    return "".join(c if c.isprintable() else " " for c in text)
+    return fields.printable(text, instead=" ")
 
 
 def opened(word: str) -> list[str]:
