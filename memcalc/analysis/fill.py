@@ -59,6 +59,8 @@ def fill(config: Config, number: int, free: int) -> Filled:
     >>> (first.whole, first.window), (last.whole, last.window)
     ((17, 35), (1, 1))
     """
+    if config.run.recompute_layers == 0:
+        raise UsageError("--fill skips recomputation, and --recompute-layers 0 recomputes nothing")
     if config.run.policy == POLICIES["none"]:
         raise UsageError("--fill needs --recompute: it skips recomputation where memory is free")
     window = in_flight(config, number)

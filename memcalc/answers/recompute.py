@@ -23,7 +23,11 @@ from memcalc.units import in_scale
 
 
 def recompute(
-    config: Config, accounting: str = "paper", budget: str | None = None, fill: bool = False
+    config: Config,
+    accounting: str = "paper",
+    budget: str | None = None,
+    fill: bool = False,
+    margin: str | None = None,
 ) -> Report:
     """One row per policy for one layer: bytes kept and saved per rank, FLOPs over all ranks.
 
@@ -37,9 +41,12 @@ def recompute(
         budget: The memory to fill, a size or a GPU; by default the run's GPU.
         fill: Whether one row per pipeline stage is added, with as many of its micro-batches in
             flight not recomputed as fit.
+        margin: With ``fill``: what to leave free beyond the allocated bytes, a size or a percentage
+            of them, instead of the estimate.
 
     Raises:
-        UsageError: There is no such accounting; or nothing to fill, or no memory to fill it into.
+        UsageError: There is no such accounting; or nothing to fill, or no memory to fill it into;
+            or the margin is no size.
 
     >>> from memcalc.config import load
     >>> report = recompute(load("175b"))
@@ -56,7 +63,7 @@ def recompute(
             f"rows of stages: means per layer over the micro-batches; as many micro-batches as fit "
             f"in {room.name} are not recomputed (Korthikanti et al. 2022, appendix C)"
         )
-        rows += _filled(config, accounting, room)
+        rows += _filled(config, accounting, room, margin)
     report = Report(
         "recompute",
         f"Recomputation in one layer of {setting(config)}",
@@ -103,10 +110,12 @@ def _best(report: Report, policies: int, several: bool) -> str:
     )
 
 
-def _filled(config: Config, accounting: str, room: Room) -> Iterator[tuple[Any, ...]]:
+def _filled(
+    config: Config, accounting: str, room: Room, margin: str | None
+) -> Iterator[tuple[Any, ...]]:
     """One row per stage and kind of layer: the means over its micro-batches."""
     config = config.padded
-    most = headroom(config).allocatable(room.bytes)
+    most = headroom(config, margin).allocatable(room.bytes)
     for memory in device(config):
         kept = filling.fill(config, memory.stage, most - memory.peak.bytes)
         policy = f"stage {memory.stage}: {kept.whole} of {kept.window} not recomputed"

@@ -1,9 +1,9 @@
-"""A command: help in groups, a short help, names that people know, and errors that lead on."""
+"""A command: help in groups, a short help, other tools' names, and errors with suggestions."""
 
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -12,29 +12,27 @@ from typing import Any, TypeVar
 import click
 
 from memcalc.cli import names
+from memcalc.errors import UsageError
+from memcalc.terminal import say
 
 GROUPS = (
     *("Model", "Run", "Parallelism", "Pipeline", "Sharding and optimizer"),
     *("Recomputation", "Kernels", "Output"),
 )
-INPUTS = ("model", "target", "run", "file")  # parameters that name a file to read
+INPUTS = ("model", "shown", "target", "run", "file")  # parameters that name a file to read
 
 LEFT_OUT = (
     "An option that is not given takes its value from MODEL's file or catalogue entry. "
     "[default: ...] applies if MODEL has no value."
 )
-OTHER_NAMES = (
-    "Other tools' names work too: Megatron-LM's (--tensor-model-parallel-size, "
-    "--use-distributed-optimizer), Hugging Face's (--gradient-checkpointing, --bf16), and "
-    "--seq-len, --mbs, --gbs, --zero-stage, --json."
-)
+NUMBER = r"-?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?"
 COLUMN = 26  # the width of the options' names in help
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class Option(click.Option):
-    """An option with the heading of --help under which it stands.
+    """An option with its heading in --help.
 
     Args:
         group: The heading: one of ``GROUPS``, or a command's own.
@@ -61,10 +59,6 @@ class Whole(click.ParamType[int]):
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """How help writes the value."""
-        return self.name
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number; no other digits, spaces or underscores."""
         if isinstance(value, int):
@@ -79,20 +73,35 @@ class Number(click.ParamType[float]):
     """A number in ASCII, with or without a point or an exponent."""
 
     name = "X"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """How help writes the value."""
-        return self.name
+    what = "a number"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number; what bounds it has, whoever uses it knows."""
+        """The number, without a check of its bounds."""
         if isinstance(value, (int, float)):
             return value
-        if re.fullmatch(r"-?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?", value):
+        if re.fullmatch(NUMBER, value):
             return float(value)
-        raise _unlike("a number", value, param, ctx)
+        raise _unlike(self.what, value, param, ctx)
+
+
+class Ratio(Number):
+    """A ratio, as a percentage or a number."""
+
+    name = "RATIO"
+    what = "a ratio such as 2% or 0.02"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """``2%`` and ``0.02`` are 0.02."""
+        if not isinstance(value, str):
+            return super().convert(value, param, ctx)
+        number, percent, rest = value.partition("%")
+        if rest or not re.fullmatch(NUMBER, number) or not 0 <= float(number) < 1e6:
+            raise _unlike(self.what, value, param, ctx)
+        return float(number) / 100 if percent else float(number)
 
 
 def _unlike(
@@ -111,7 +120,7 @@ def _brief(ctx: click.Context, option: click.Parameter, value: bool) -> None:
 
 
 def remember(ctx: click.Context, option: click.Parameter, value: bool) -> None:
-    """A callback of a flag that no command asks for itself; ``remembered`` does."""
+    """A callback of a flag that is not a parameter of commands; ``remembered`` reads it."""
     ctx.meta[f"memcalc.{option.name}"] = value
 
 
@@ -135,12 +144,19 @@ class Command(click.Command):
 
     Args:
         docs: The page of documentation that --help points to.
+        refused: Options of other commands that this one refuses, each with the message.
     """
 
-    def __init__(self, *args: Any, docs: str = "README.md", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        docs: str = "README.md",
+        refused: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.context_settings["help_option_names"] = ["--help"]  # -h is the short one
-        self.docs = docs
+        self.docs, self.refused = docs, refused or {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters, with those for help last."""
@@ -148,15 +164,19 @@ class Command(click.Command):
         return [*own, BRIEF, full]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, with the names that people know; errors lead to the right option."""
-        known = {name for each in self.get_params(ctx) for name in _names(each)}
-        args = names.canonical(args, known)
+        """Parse, with other tools' names translated; errors suggest the right option."""
+        own = {name for each in _options(self, ctx) for name in _names(each)}
+        try:
+            args = names.canonical(args, own | self.refused.keys())
+        except UsageError as error:
+            raise click.UsageError(str(error), ctx) from error
         try:
             return super().parse_args(ctx, list(args))
         except click.NoSuchOption as error:
             wrong = names.written(error.option_name, args)
-            shown = {name for each in _visible(self, ctx) for name in _names(each)}
-            hint = names.hint(wrong, shown, ctx.command_path)
+            if wrong in self.refused:
+                raise click.UsageError(self.refused[wrong], ctx) from error
+            hint = names.hint(wrong, own, ctx.command_path)
             raise click.UsageError(f"no option {wrong}; {hint}", ctx) from error
         except click.MissingParameter as error:
             if not isinstance(error.param, click.Argument):
@@ -171,6 +191,8 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run, unless the output would replace a file that is read."""
         output, force = ctx.params.get("output"), remembered("force")
+        if force and str(output or "-") == "-":
+            say("memcalc: warning: --force has no effect without -o FILE")
         for name in INPUTS:
             if output and not force and _same(ctx.params.get(name), output):
                 raise click.UsageError(
@@ -182,7 +204,7 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options under their headings."""
-        options = _visible(self, ctx)
+        options = _options(self, ctx)
         if _has_settings(options):
             formatter.write_paragraph()
             with formatter.indentation():
@@ -193,10 +215,13 @@ class Command(click.Command):
             _write(formatter, group, rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What other names work, and where the documentation is."""
+        """Which other names work, and where the documentation is."""
         formatter.write_paragraph()
-        if any(each.name == "tp" for each in _visible(self, ctx)):
-            formatter.write_text(OTHER_NAMES)
+        options = _options(self, ctx)
+        if any(each.name == "tp" for each in options):
+            formatter.write_text(
+                names.examples({name for each in options for name in _names(each)})
+            )
             formatter.write_paragraph()
         formatter.write_text(f"Documentation: {self.docs} in memcalc's repository.")
 
@@ -204,7 +229,7 @@ class Command(click.Command):
         """The usage, what the command answers, the options most used, and examples."""
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
-        options = _visible(self, ctx)
+        options = _options(self, ctx)
         paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
         examples = [text for text in paragraphs if "Examples:" in text]
         for text in (paragraphs[0], *examples):
@@ -227,12 +252,8 @@ class Command(click.Command):
         return formatter.getvalue().rstrip("\n")
 
 
-def _visible(command: click.Command, ctx: click.Context) -> list[click.Option]:
-    return [
-        each
-        for each in command.get_params(ctx)
-        if isinstance(each, click.Option) and not each.hidden
-    ]
+def _options(command: click.Command, ctx: click.Context) -> list[click.Option]:
+    return [each for each in command.get_params(ctx) if isinstance(each, click.Option)]
 
 
 def _own(options: Iterable[click.Option]) -> list[Option]:
@@ -270,7 +291,7 @@ def _write(formatter: click.HelpFormatter, heading: str, rows: list[tuple[str, s
 
 
 def _same(source: Any, output: Path) -> bool:
-    """Whether a path that is read, or the configuration of a folder, is the file to be written."""
+    """Whether the output is the input file, or the config.json of the input folder."""
     if not isinstance(source, (str, Path)):
         return False
     try:

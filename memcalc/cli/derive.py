@@ -9,7 +9,9 @@ import click
 
 from memcalc.cli.command import Command, option
 from memcalc.cli.extras import installed
-from memcalc.cli.options import CHOICES, KERNELS, SHOW, configure, options, show, warn, write
+from memcalc.cli.names import as_option
+from memcalc.cli.options import CHOICES, KERNELS, SHOW, options, show, warn, write
+from memcalc.config import load
 from memcalc.lazy import resolve
 from memcalc.progress import progress
 
@@ -152,12 +154,12 @@ def _derived(
     if source == "transformers" or (source is None and implied):
         beside = sorted(set(given) & {"run", "tp", "sp", *CHOICES})
         if beside:
-            name = beside[0].replace("_", "-")
             raise click.UsageError(
-                f"--from transformers derives one rank without recomputation; drop --{name}"
+                "--from transformers derives one rank without recomputation; drop "
+                f"{as_option(beside[0])}"
             )
         return resolve("memcalc.validation.derive:derive_model")(target, against, **given)
-    return resolve("memcalc.validation.derive:derive_layer")(configure(target, settings), against)
+    return resolve("memcalc.validation.derive:derive_layer")(load(target, **settings), against)
 
 
 def _name(row: dict[str, Any]) -> str:

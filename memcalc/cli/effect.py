@@ -1,9 +1,10 @@
-"""Options without effect are named: the question is asked again without each of them."""
+"""Warnings about options without effect, found by asking the question again without each option."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from memcalc.cli.names import as_option
 from memcalc.config import Config
 from memcalc.config.catalog import sources
 from memcalc.config.config import configure
@@ -11,59 +12,78 @@ from memcalc.errors import MemcalcError
 from memcalc.report import Report
 
 SIZES = ("dp", "global_batch_size")  # often without effect on memory, as the title shows
-MOST_CHUNKS = 256  # model chunks of a pipeline whose question is asked again; more take seconds
+MOST_CHUNKS = 256  # with more model chunks, asking again takes seconds, and no option is checked
+
+Answer = TypeVar("Answer")
 
 
 def answered(target: str, settings: Mapping[str, Any], ask: Callable[[Config], Report]) -> Report:
     """The answer for MODEL and the options, with a warning for each option without effect.
-
-    An option has no effect if the rows and the answer are the same without it. One that states what
-    holds anyway, as a default, is not named; nor is one that a warning names already, nor a size of
-    the run that the title states.
 
     Args:
         target: MODEL.
         settings: The options.
         ask: The question.
     """
+    _, report, lines = checked(
+        target, settings, ask, lambda each: ((each.rows, each.answer), each.title)
+    )
+    return replace(report, notes=(*report.notes, *lines))
+
+
+def checked(
+    target: str,
+    settings: Mapping[str, Any],
+    ask: Callable[[Config], Answer],
+    shown: Callable[[Answer], tuple[Any, str]],
+) -> tuple[Config, Answer, list[str]]:
+    """The Config of MODEL and the options, the answer, and a warning for each idle option.
+
+    An option has no effect if the answer shows the same numbers without it. There is no warning for
+    an option that states a default, one that another warning names, or a size of the run that the
+    title states.
+
+    Args:
+        target: MODEL.
+        settings: The options.
+        ask: The question.
+        shown: The numbers and the title that an answer shows.
+    """
     source, run = sources(target, settings.get("run"))
     given = {name: value for name, value in settings.items() if value is not None and name != "run"}
     config = configure(source, given, run)
-    report = ask(config)
+    answer = ask(config)
     if len(given) == 0 or config.parallel.chunks > MOST_CHUNKS:
-        return report
+        return config, answer, []
+    numbers, title = shown(answer)
 
     def idle(name: str) -> bool:
         rest = {other: value for other, value in given.items() if other != name}
         try:
             without = configure(source, rest, run)
-            if _facts(without) == _facts(config) or _said(config) - _said(without):
+            if _facts(without) == _facts(config) or {*config.ineffective} - {*without.ineffective}:
                 return False
-            again = ask(without)
-        except MemcalcError:  # the others need it
+            same, same_title = shown(ask(without))
+        except MemcalcError:  # another option needs this one
             return False
-        if name in SIZES and again.title != report.title:
-            return False
-        return (again.rows, again.answer) == (report.rows, report.answer)
+        return same == numbers and (same_title == title or name not in SIZES)
 
-    lines = [
-        f"warning: {_written(name, given[name])} has no effect on this answer"
-        for name in given
-        if idle(name)
-    ]
-    return replace(report, notes=(*report.notes, *lines))
+    return (
+        config,
+        answer,
+        [
+            f"warning: {_written(name, given[name])} has no effect on this answer"
+            for name in given
+            if idle(name)
+        ],
+    )
 
 
 def _facts(config: Config) -> Config:
-    """A config without where its facts are from."""
+    """A config without the notes on where its settings come from."""
     return replace(config, assumed=(), unmodelled=())
 
 
-def _said(config: Config) -> set[str]:
-    """The warnings that name a setting without effect."""
-    return {line for line in config.warnings if "has no effect" in line or "nothing" in line}
-
-
 def _written(name: str, value: Any) -> str:
-    """An option as it is typed, without its value."""
-    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+    """An option without its value; a flag that is off, as --no-flag."""
+    return as_option(f"no_{name}" if value is False else name)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import click
 
-# What an extra is called, by the package that it installs.
+# Extra, which is also the name of the package that it installs -> the library's name.
 EXTRAS = {
     "torch": "PyTorch",
     "transformers": "Hugging Face transformers",

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import memcalc
 from memcalc.cli.command import Command, option
@@ -59,8 +60,10 @@ def formula(
     """
     if (model is None) == (paper is None):
         raise click.UsageError("formula needs either MODEL or --paper")
-    if model is None and (latex or any(value is not None for value in settings.values())):
-        raise click.UsageError("--paper takes no options except --format and -o")
+    source = click.get_current_context().get_parameter_source("accounting")
+    given = source is not ParameterSource.DEFAULT or any(v is not None for v in settings.values())
+    if model is None and (latex or given):
+        raise click.UsageError("--paper takes no options except --format, --wide, -o and --force")
     if latex and format_:
         raise click.UsageError("--latex cannot be combined with --format")
     if model is None:

@@ -8,16 +8,17 @@ import click
 import memcalc
 from memcalc.cli.command import Command
 from memcalc.cli.effect import answered
-from memcalc.cli.options import KERNELS, RUN, SHOW, model, options, refused, show
+from memcalc.cli.options import KERNELS, RUN, SHOW, model, options, show
+
+REFUSED = {
+    name: f"layer always lists every technique; drop {name}, or use `memcalc ledger {name}`"
+    for name in ("--sp", "--no-sp", "--recompute")
+}
 
 
-@click.command(cls=Command, docs="docs/layers.md")
+@click.command(cls=Command, docs="docs/layers.md", refused=REFUSED)
 @model
 @options(*RUN, *KERNELS, "accounting", *SHOW)
-@refused(
-    *("--sp", "--no-sp", "--recompute"),
-    because="layer always lists every technique; drop {option}, or use `memcalc ledger {option}`",
-)
 def layer(
     model: str, accounting: str, format_: str | None, output: Path | None, **settings: Any
 ) -> None:

@@ -1,4 +1,4 @@
-"""The group of commands, and the one place where an error becomes a line and an exit status."""
+"""The group of commands; errors become one line on stderr and an exit status."""
 
 import os
 import platform
@@ -15,10 +15,10 @@ from memcalc.errors import MemcalcError, nearest
 from memcalc.lazy import resolve
 from memcalc.terminal import abandon, say, tell
 
-DEBUG = "MEMCALC_DEBUG"  # the variable by which a developer asks for tracebacks
-COMPLETE = "_MEMCALC_COMPLETE"  # the variable by which a shell asks for completions
+DEBUG = "MEMCALC_DEBUG"  # the environment variable that turns on tracebacks
+COMPLETE = "_MEMCALC_COMPLETE"  # the environment variable with which a shell asks for completions
 
-# Command -> where it lives, and its help in one line (so that --help imports none of them).
+# Command -> where it is defined, and its help in one line (so that --help imports none of them).
 COMMANDS = {
     "memory": ("memcalc.cli.memory:memory", "Memory per GPU, and whether it fits."),
     "layer": ("memcalc.cli.layer:layer", "Activation memory of one layer under each technique."),
@@ -68,7 +68,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first argument names, or an error that leads to the nearest."""
+        """The command that the first argument names, or an error that suggests one."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             named = resolve("memcalc.config.catalog:named")
             if named(args[0]) or os.path.exists(args[0]):
@@ -134,26 +134,29 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
-    0: answered. 1: a check failed. 2: bad usage or input, with one line on stderr that says why,
-    or a fault of memcalc itself, whose traceback is for those who set ``MEMCALC_DEBUG``.
-    An interrupt is left to the caller.
+    0: answered. 1: a check failed. 2: bad usage or input, or an error in memcalc itself; one line
+    on stderr says why (with ``MEMCALC_DEBUG``, an error in memcalc is a traceback). The caller
+    handles KeyboardInterrupt.
     """
-    if sys.stdout is None:  # closed: whoever writes an answer shall notice
+    if sys.stdout is None:  # closed: writing an answer must fail, not be skipped
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if args is None and (instruction := os.environ.get(COMPLETE)):
         try:
             if shell_complete(cli, {}, "memcalc", COMPLETE, instruction) == 0:
                 return 0
-        except click.UsageError:  # after a wrong word nothing is offered, and no prompt is spoilt
+        except (
+            click.UsageError
+        ):  # no completions after a wrong word; a message would disturb the prompt
             return 0
         except (KeyError, ValueError):
-            return _fail("COMP_WORDS and COMP_CWORD must be a line and the number of a word")
+            return _fail(
+                "COMP_WORDS must be a command line, and COMP_CWORD the index of a word in it"
+            )
         return _fail(f"{COMPLETE} must be bash_source, zsh_source or fish_source")
     try:
         with cli.make_context("memcalc", list(sys.argv[1:] if args is None else args)) as context:
             cli.invoke(context)
-        if sys.stdout:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return 0
     except click.exceptions.Exit as done:  # --help and --version
         return done.exit_code
@@ -167,12 +170,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except MemoryError:
         return _fail("this machine has too little memory to answer")
-    except BrokenPipeError:  # who reads us has heard enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         abandon(sys.stdout)
         return 0
     except OSError as error:
         abandon(sys.stdout)
-        return _fail(f"the answer cannot be printed: {error.strerror}")
+        return _fail(str(error))
     except Exception as error:
         if os.environ.get(DEBUG):
             raise

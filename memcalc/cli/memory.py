@@ -16,7 +16,9 @@ from memcalc.cli.options import (
     SHOW,
     STATES,
     WHOLE,
-    complete_gpus,
+    budget,
+    fill,
+    margin,
     model,
     options,
     show,
@@ -26,21 +28,11 @@ from memcalc.cli.options import (
 @click.command(cls=Command, docs="docs/gpu.md")
 @model
 @options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, "cross_entropy", "gpu")
-@option(
-    "--budget",
-    metavar="SIZE|GPU",
-    common=True,
-    shell_complete=complete_gpus,
+@budget(
     help="Memory per GPU: 80GB, 80GiB, h100. Exit with status 1 if a stage does not fit.  "
     "[default: no check]",
 )
-@option(
-    "--margin",
-    metavar="SIZE|PERCENT",
-    common=True,
-    help="Memory to leave free beyond allocated bytes: 6GiB, 10%.  [default: the estimate of "
-    "reserved memory, CUDA context and NCCL]",
-)
+@margin
 @option(
     "--allocated-only",
     is_flag=True,
@@ -52,13 +44,7 @@ from memcalc.cli.options import (
     common=True,
     help="One row per part of each peak, with its certainty and source.  [default: off]",
 )
-@option(
-    "--fill",
-    is_flag=True,
-    group="Recomputation",
-    help="Use free memory: skip recomputation for as many in-flight micro-batches as fit.  "
-    "[default: off]",
-)
+@fill
 @options(*SHOW)
 def memory(
     model: str,
@@ -75,7 +61,8 @@ def memory(
 
     The first line is the verdict: fits; does not fit, but allocated bytes alone would (without the
     estimated reserved memory, CUDA context and NCCL buffers); or does not fit. Columns are bytes
-    allocated by PyTorch at the peak of each stage.
+    at the peak of each stage: allocated by PyTorch, and as "reserved estimated" what its allocator
+    holds from the driver.
 
     \b
     Examples:

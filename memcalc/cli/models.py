@@ -6,13 +6,13 @@ import click
 
 from memcalc.answers import models as answer
 from memcalc.cli.command import Command, option
-from memcalc.cli.options import optional_model, options, show
+from memcalc.cli.options import SHOW, optional_model, options, show
 
 
 @click.command(cls=Command)
 @optional_model
 @option("--show", "shown", metavar="MODEL", help="Same as MODEL.  [default: none]")
-@options("wide", "format", "output")
+@options(*SHOW)
 def models(model: str | None, shown: str | None, format_: str | None, output: Path | None) -> None:
     """List the catalogue's models, or every fact about MODEL.
 

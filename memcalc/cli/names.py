@@ -1,11 +1,13 @@
-"""Names of options that people know from other tools, and what leads from a wrong one on."""
+"""Other tools' names of options, and suggestions for an unknown option."""
 
+import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
+from memcalc.errors import UsageError
 from memcalc.lazy import resolve
 
-# A name that other tools have -> what it is here: an option, or an option with its value.
+# Another tool's name -> memcalc's option, or the option with its value.
 ALIASES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("--tensor-model-parallel-size", "--tensor-parallel-size", "--tensor-parallel"), ("--tp",)
@@ -82,7 +84,7 @@ _LORA = "adapters are not modelled; --frozen names the parts that are not traine
 _FSDP = "use --zero 3 --sharder fsdp2 (or megatron-fsdp)"
 _TALK = "use `memcalc memory --explain`, which shows every part of each peak"
 
-# A name of something that has no single option here -> what to do instead.
+# A name of what is not one option of memcalc -> what to use instead.
 CONCEPTS = {
     **dict.fromkeys(("--batch", "--batch-size", "--bs"), _BATCH),
     **dict.fromkeys(
@@ -118,21 +120,61 @@ CONCEPTS = {
     **dict.fromkeys(("--hardware", "--device"), "use --gpu"),
 }
 
+OPTION = r"--[a-z][a-z0-9-]*"
+VALUED = {option for option, *value in ALIASES.values() if value}
+# Whose names -> some of them, which help lists.
+EXAMPLES = {
+    "Megatron-LM's": ("--tensor-model-parallel-size", "--use-distributed-optimizer"),
+    "Hugging Face's": ("--gradient-checkpointing", "--bf16"),
+    "others:": ("--seq-len", "--mbs", "--gbs", "--zero-stage", "--json"),
+}
+
+
+def as_option(setting: str) -> str:
+    """The option of a setting.
+
+    >>> as_option("seq_length")
+    '--seq-length'
+    """
+    return f"--{setting.replace('_', '-')}"
+
+
+def examples(known: Collection[str]) -> str:
+    """The sentence of help about other tools' names, with those of a command's options.
+
+    >>> examples({"--tp", "--precision"})[29:]
+    "Megatron-LM's (--tensor-model-parallel-size), Hugging Face's (--bf16)."
+    """
+    found = []
+    for whose, aliases in EXAMPLES.items():
+        if there := [alias for alias in aliases if ALIASES[alias][0] in known]:
+            found.append(f"{whose} ({', '.join(there)})")
+    return f"Other tools' names work too: {', '.join(found)}."
+
 
 def canonical(args: Iterable[str], known: Collection[str]) -> list[str]:
     """A command line with other tools' names as the command's own, and _ in names as -.
 
+    Raises:
+        UsageError: Two names stand for different values of one option, as --bf16 and --fp16 do.
+
     >>> canonical(["22b", "--seq_len=8", "--bf16"], {"--seq-length", "--precision"})
     ['22b', '--seq-length=8', '--precision', 'bf16']
     """
+    words = list(args)
     found: list[str] = []
-    rest = iter(args)
-    for word in rest:
+    said: dict[str, dict[str, str]] = {}  # option -> what it was written as -> its value
+    for place, word in enumerate(words):
         if word == "--":
-            return [*found, word, *rest]
+            return [*found, *words[place:]]
         name, equals, value = word.partition("=")
         dashed = name.replace("_", "-")
         own, *its_value = ALIASES.get(dashed, (dashed,))
+        if own in VALUED and own in known:
+            following = value if equals else " ".join(words[place + 1 : place + 2])
+            said.setdefault(own, {})[name] = its_value[0] if its_value else following
+            if len(said[own]) > 1 and len(set(said[own].values())) > 1:
+                raise UsageError(f"{' and '.join(said[own])} contradict each other: drop one")
         if not name.startswith("--") or name in known or (its_value and equals):
             found.append(word)
         elif dashed in known or own in known:
@@ -150,18 +192,23 @@ def written(name: str, args: Iterable[str]) -> str:
 
 
 def hint(wrong: str, known: Collection[str], command: str) -> str:
-    """What leads from an unknown option to the right one, or says that there is none.
+    """A suggestion for an unknown option.
 
     >>> hint("--tpp", {"--tp", "--pp"}, "memcalc layer")
     'did you mean --tp?'
-    >>> hint("--lora", {"--sp", "--frozen"}, "memcalc memory")
-    'adapters are not modelled; --frozen names the parts that are not trained'
+    >>> hint("--fsdp", {"--zero", "--sharder"}, "memcalc comm")
+    'use --zero 3 --sharder fsdp2 (or megatron-fsdp)'
+    >>> hint("--fsdp", {"--tp", "--pp"}, "memcalc flops")
+    'in `memcalc memory`: use --zero 3 --sharder fsdp2 (or megatron-fsdp)'
     """
     name = f"--{wrong.lstrip('-').replace('_', '-').lower()}"
     if wrong != name and name in known:
         return f"did you mean {name}?"
-    if name in CONCEPTS and f"{name}-size" not in known:  # of rnn, which has sizes of its own
-        return CONCEPTS[name]
+    similar = {f"{name}-size", name.replace("--num-", "--")} & {*known}  # rnn has options for sizes
+    if name in CONCEPTS and not similar:
+        line = CONCEPTS[name]
+        elsewhere = "`memcalc" not in line and not {*re.findall(OPTION, line)} <= {*known}
+        return f"in `memcalc memory`: {line}" if elsewhere else line
     if others := _commands_with(ALIASES.get(name, (name,))[0]):
         more = " and others" if len(others) > 3 else ""
         verb = "has" if len(others) == 1 else "have"
@@ -172,7 +219,7 @@ def hint(wrong: str, known: Collection[str], command: str) -> str:
 
 
 def _close(word: str, known: Collection[str]) -> list[str]:
-    """The option whose name, or another tool's name for it, looks most like a word."""
+    """The option whose name, or another tool's name for it, is most similar to a word."""
     spelled = {each.lstrip("-"): each for each in known if each.startswith("--")}
     spelled |= {
         alias.lstrip("-"): " ".join(here) for alias, here in ALIASES.items() if here[0] in known
@@ -186,8 +233,5 @@ def _commands_with(name: str) -> list[str]:
     return [
         command
         for command, (reference, _) in commands.items()
-        if any(
-            name in each.opts and not getattr(each, "hidden", False)
-            for each in resolve(reference).params
-        )
+        if any(name in each.opts for each in resolve(reference).params)
     ]

@@ -1,8 +1,7 @@
-"""Options that commands share, and what they all do: configure, and show."""
+"""Options that commands share, and showing a report."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from click.shell_completion import CompletionItem
 from memcalc import files
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.cli.command import Decorated, Number, Whole, option, remember, remembered
-from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES, Config, load
+from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES
 from memcalc.config.catalog import names
 from memcalc.config.gpus import aliases, gpus
 from memcalc.config.implementation import ATTENTIONS, CROSS_ENTROPIES, EXPERT_PRODUCTS
@@ -22,11 +21,11 @@ from memcalc.config.parallel import CONTEXT_KINDS, SHARDERS
 from memcalc.config.pipeline import MOST, SCHEDULES
 from memcalc.config.recompute import MEGATRON_MODULES, METHODS, POLICIES, REGIONS
 from memcalc.config.run import FROZEN, MAIN_GRADS, MAIN_PARAMS, MOMENTS
-from memcalc.errors import nearest
+from memcalc.errors import OutputError, nearest
 from memcalc.figures import SUFFIXES as FIGURES
 from memcalc.render import RENDERERS, SUFFIXES
 from memcalc.report import Report
-from memcalc.terminal import say
+from memcalc.terminal import abandon, say
 
 FORMATS = tuple(RENDERERS)
 SIZE = Whole(1, 2**20)  # of a parallelism
@@ -352,7 +351,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             type=click.Choice(EXPERT_PRODUCTS),
             metavar="KIND",
             help="How expert GEMMs run: grouped (one kernel for all experts), sequential (one GEMM "
-            "per expert), or batched (one product per routed token).  [default: the "
+            "per expert), or batched (one GEMM per routed token).  [default: the "
             "implementation's]",
         ),
         "cross_entropy": partial(
@@ -409,6 +408,23 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
     },
 }
 
+fill = option(
+    "--fill",
+    is_flag=True,
+    group="Recomputation",
+    help="Use free memory: skip recomputation for as many in-flight micro-batches as fit.  "
+    "[default: off]",
+)
+margin = option(
+    "--margin",
+    metavar="SIZE|PERCENT",
+    common=True,
+    help="Memory to leave free beyond allocated bytes: 6GiB, 10%.  [default: the estimate of "
+    "reserved memory, CUDA context and NCCL]",
+)
+budget = partial(
+    option, "--budget", metavar="SIZE|GPU", common=True, shell_complete=complete_gpus
+)  # its help depends on the command
 model = click.argument("model", shell_complete=_models)
 optional_model = click.argument("model", required=False, shell_complete=_models)
 RUN = ("run", "seq_length", "micro_batch_size", "tp", "cp", "cp_kind", "ep", "etp", "imbalance")
@@ -440,31 +456,18 @@ def options(*names: str) -> Callable[[Decorated], Decorated]:
     return add
 
 
-def configure(target: str, settings: Mapping[str, Any], *unused: str) -> Config:
-    """The Config of MODEL and the options.
-
-    Args:
-        target: MODEL.
-        settings: The options.
-        unused: A line for each option that has no effect on this command's answer.
-    """
-    config = load(target, **settings)
-    return replace(config, unmodelled=(*config.unmodelled, *unused))
-
-
 def warn(notes: Iterable[str]) -> None:
-    """Print those notes that are warnings on stderr, for an answer that may not show its notes."""
+    """Print on stderr those notes that are warnings; not every output shows notes."""
     for note in notes:
         if note.startswith("warning: "):
             say(f"memcalc: {note}")
 
 
 def show(report: Report, format_: str | None, output: Path | None) -> None:
-    """Print a report, or write it to a file in the format asked for, or by the file's suffix.
+    """Print a report, or write it to a file, in the given format or that of the file's suffix.
 
-    Warnings are among the report's notes. Text on stdout shows them there and nowhere else; every
-    other output has them on stderr too, for nobody may read its notes. Where the report has
-    failures, they go to stderr and the exit status is 1.
+    Warnings are among the report's notes. Text on stdout shows them only there; with every other
+    output they are on stderr too. A report's failures go to stderr, and the exit status is then 1.
     """
     suffix = output.suffix.lower() if output else ""
     if suffix in FIGURES:
@@ -475,7 +478,7 @@ def show(report: Report, format_: str | None, output: Path | None) -> None:
         hint = nearest(suffix, SUFFIXES)
         raise click.UsageError(f"no format has the suffix {suffix}; {hint}; or pass --format")
     format_ = format_ or SUFFIXES.get(suffix, "text")
-    if format_ != "text" or not _is_stdout(output):
+    if format_ != "text" or _file(output):
         warn(report.notes)
     write(report.render(format_, remembered("wide")), output)
     for failure in report.failures:
@@ -485,45 +488,33 @@ def show(report: Report, format_: str | None, output: Path | None) -> None:
 
 
 def write(text: str, output: Path | None) -> None:
-    """Print a text, or write it to a file, whole or not at all; the file ``-`` is stdout."""
-    if output is None or _is_stdout(output):
+    """Print a text, or write it to a file, whole or not at all; the file ``-`` is stdout.
+
+    Raises:
+        OutputError: The file or stdout cannot be written.
+    """
+    if file := _file(output):
+        files.write(file, text.encode())
+        return
+    try:
         click.echo(_printable(text), nl=False)
-    else:
-        files.write(output, text.encode())
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        abandon(sys.stdout)
+        raise OutputError(f"the answer cannot be printed: {error.strerror}") from error
 
 
-def _is_stdout(output: Path | None) -> bool:
-    return output is None or str(output) == "-"
+def _file(output: Path | None) -> Path | None:
+    """The file to write; None for stdout."""
+    return None if str(output) == "-" else output
 
 
 def _printable(text: str) -> str:
-    """The text in what stdout's encoding can say: a line for a line, else an escape."""
+    """The text in stdout's encoding, with escapes for other characters."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = text.replace("─", "-").encode(encoding, "backslashreplace").decode(encoding)
     return text
-
-
-def refused(*names: str, because: str) -> Callable[[Decorated], Decorated]:
-    """A decorator for options that other commands have and this one, for a reason, has not.
-
-    Args:
-        names: The options.
-        because: The message, in which ``{option}`` is the option that was given.
-    """
-
-    def refuse(ctx: click.Context, option: click.Parameter, value: Any) -> None:
-        if value is not None:
-            raise click.UsageError(because.format(option=option.opts[0]), ctx)
-
-    def add(command: Decorated) -> Decorated:
-        for name in names:
-            flag = name != "--recompute"
-            command = click.option(
-                name, is_flag=flag, default=None, hidden=True, expose_value=False, callback=refuse
-            )(command)
-        return command
-
-    return add

@@ -2,16 +2,16 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-import memcalc
 from memcalc import figures, files
 from memcalc.cli.command import Command, Decorated, option
-from memcalc.cli.effect import answered
+from memcalc.cli.effect import checked
+from memcalc.cli.names import as_option
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
@@ -19,18 +19,14 @@ from memcalc.cli.options import (
     RUN,
     STATES,
     WHOLE,
-    configure,
     model,
     options,
-    refused,
     warn,
 )
-from memcalc.config import Config
 from memcalc.config.catalog import named
 from memcalc.errors import nearest
 from memcalc.figures import backend
 from memcalc.lazy import resolve
-from memcalc.report import Column, Report
 
 LAYER = (*RUN, *KERNELS)
 EVERY = (*LAYER, *WHOLE, *PIPELINE, *STATES, *CHOICES, "cross_entropy", "accounting", "gpu")
@@ -44,7 +40,7 @@ class Kinds(click.Group):
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse options before the kind: they are those of a kind."""
+        """Refuse options before the kind; every option belongs to a kind."""
         first = args[0] if args else ""
         if first.startswith("-") and first not in ("-h", "--help", "--"):
             raise click.UsageError("KIND comes first: memcalc plot KIND [MODEL] -o FILE", ctx)
@@ -53,7 +49,7 @@ class Kinds(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The kind that the first argument names, or an error that leads to the nearest."""
+        """The kind that the first argument names, or an error that suggests one."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             hint = nearest(args[0], self.commands)
             if named(args[0]) or os.path.exists(args[0]):
@@ -99,26 +95,21 @@ def kind(name: str, *settings: str) -> Callable[[Callable[..., None]], click.Com
         name: The kind.
         settings: The shared options that change the figure. All others are refused by name.
     """
-    shown = CHOICES if name == "techniques" else ()
-    others = [each for each in EVERY if each not in (*settings, *shown)]
+    refused = {}
+    for setting in EVERY:
+        if setting not in settings:
+            shown = name == "techniques" and setting in CHOICES
+            why = ": its bars show every choice" if shown else ""
+            for each in (setting, *["no_sp"] * (setting == "sp")):
+                refused[as_option(each)] = f"{as_option(each)} has no effect on {name}{why}"
 
     def add(draw: Callable[..., None]) -> click.Command:
-        draw = _output(draw)
-        draw = refused(*_names(others), because=f"{{option}} has no effect on {name}")(draw)
-        draw = refused(
-            *_names(shown),
-            because=f"{{option}} has no effect on {name}: its bars show every choice",
-        )(draw)
-        draw = options(*settings, "force")(draw)
-        return plot.command(name, cls=Command, options_metavar="-o FILE [OPTIONS]")(draw)
+        command = plot.command(
+            name, cls=Command, options_metavar="-o FILE [OPTIONS]", refused=refused
+        )
+        return command(options(*settings, "force")(_output(draw)))
 
     return add
-
-
-def _names(settings: Iterable[str]) -> list[str]:
-    """The options of some settings, as they are written."""
-    found = [f"--{setting.replace('_', '-')}" for setting in settings]
-    return [*found, *["--no-sp"] * ("--sp" in found)]
 
 
 def _output(command: Decorated) -> Decorated:
@@ -169,7 +160,7 @@ def memory(model: str, output: Path, **settings: Any) -> None:
 def stages(model: str, accounting: str, output: Path, **settings: Any) -> None:
     """Activations of every pipeline stage, at its peak and over time.
 
-    With more than 8 stages, the curves over time show 8 of them.
+    Over time, at most 8 different curves are drawn, each of all stages that share it.
 
     \b
     Examples:
@@ -188,7 +179,7 @@ def backtest(file: Path, output: Path) -> None:
     Examples:
       memcalc plot backtest runs.jsonl -o runs.png
     """
-    _write("backtest", file, None, output)
+    _of_none("backtest", file, output)
 
 
 @kind("onchip")
@@ -199,7 +190,7 @@ def onchip(output: Path) -> None:
     Examples:
       memcalc plot onchip -o onchip.png
     """
-    _write("onchip", None, None, output)
+    _of_none("onchip", None, output)
 
 
 @kind("paper-1")
@@ -210,7 +201,7 @@ def paper1(output: Path) -> None:
     Examples:
       memcalc plot paper-1 -o figure1.png
     """
-    _write("paper-1", None, None, output)
+    _of_none("paper-1", None, output)
 
 
 @kind("paper-7")
@@ -221,7 +212,7 @@ def paper7(output: Path) -> None:
     Examples:
       memcalc plot paper-7 -o figure7.png
     """
-    _write("paper-7", None, None, output)
+    _of_none("paper-7", None, output)
 
 
 @kind("paper-8")
@@ -232,31 +223,34 @@ def paper8(output: Path) -> None:
     Examples:
       memcalc plot paper-8 -o figure8.png
     """
-    _write("paper-8", None, None, output)
+    _of_none("paper-8", None, output)
 
 
 def _of_model(
     name: str, model: str, output: Path, settings: dict[str, Any], accounting: str | None = None
 ) -> None:
     """Draw a figure of a model and its run."""
-    figures.check(output.suffix)  # before the work
+    _prepare(output)
+    numbers = resolve(f"memcalc.figures.{name}:numbers")
+    config, _, lines = checked(
+        model, settings, lambda each: numbers(each, accounting), lambda shown: shown
+    )
+    warn([*(f"warning: {line}" for line in config.warnings), *lines])
+    _write(name, config, accounting, output)
+
+
+def _of_none(name: str, subject: Path | None, output: Path) -> None:
+    """Draw a figure of published or measured runs."""
+    _prepare(output)
+    _write(name, subject, None, output)
+
+
+def _prepare(output: Path) -> None:
+    """Check the file's suffix before any work, and load matplotlib."""
+    figures.check(output.suffix)
     backend.load()
-    report = answered(model, settings, lambda config: _numbers(name, config, accounting))
-    warn(report.notes)
-    _write(name, configure(model, settings), accounting, output)
-
-
-def _numbers(name: str, config: Config, accounting: str | None) -> Report:
-    """What a figure shows, as the answer to a question."""
-    if name == "memory":
-        return memcalc.memory(config)
-    shown = resolve(f"memcalc.figures.{name}:numbers")(config, accounting)
-    notes = tuple(f"warning: {line}" for line in config.warnings)
-    return Report("plot", name, (Column("shown", "text"),), ((shown,),), notes=notes)
 
 
 def _write(name: str, subject: Any, accounting: str | None, output: Path) -> None:
     """Draw a figure, and write it to its file."""
-    figures.check(output.suffix)
-    backend.load()
     files.write(output, figures.encode(figures.plot(name, subject, accounting), output.suffix))

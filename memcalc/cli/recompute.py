@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 import memcalc
-from memcalc.cli.command import Command, option
+from memcalc.cli.command import Command
 from memcalc.cli.effect import answered
 from memcalc.cli.options import (
     CHOICES,
@@ -16,7 +16,9 @@ from memcalc.cli.options import (
     SHOW,
     STATES,
     WHOLE,
-    complete_gpus,
+    budget,
+    fill,
+    margin,
     model,
     options,
     show,
@@ -25,34 +27,27 @@ from memcalc.cli.options import (
 
 @click.command(cls=Command, docs="docs/layers.md")
 @model
-@options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, "accounting", "gpu")
-@option(
-    "--fill",
-    is_flag=True,
-    group="Recomputation",
-    help="Use free memory: skip recomputation for as many in-flight micro-batches as fit. One "
-    "row per stage.  [default: off]",
-)
-@option(
-    "--budget",
-    metavar="SIZE|GPU",
-    group="Recomputation",
-    shell_complete=complete_gpus,
+@options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, "cross_entropy", "accounting", "gpu")
+@fill
+@budget(
     help="With --fill: memory per GPU to fill: 80GB, 80GiB, h100.  [default: that of --gpu]",
 )
+@margin
 @options(*SHOW)
 def recompute(
     model: str,
     accounting: str,
     fill: bool,
     budget: str | None,
+    margin: str | None,
     format_: str | None,
     output: Path | None,
     **settings: Any,
 ) -> None:
     """What each recompute policy saves in one layer, and the FLOPs that it adds.
 
-    There is one row per policy and per region; --recompute adds one for a set of regions.
+    There is one row per policy and per region; --recompute adds one for a set of regions, and
+    --fill one per stage.
 
     \b
     Examples:
@@ -60,9 +55,10 @@ def recompute(
       memcalc recompute 530b --sp --recompute attention,mlp
       memcalc recompute 530b --sp --recompute selective --fill --budget 80GB
     """
-    if budget is not None and not fill:
-        raise click.UsageError("--budget needs --fill")
+    for option, value in (("--budget", budget), ("--margin", margin)):
+        if value is not None and not fill:
+            raise click.UsageError(f"{option} needs --fill")
     report = answered(
-        model, settings, lambda config: memcalc.recompute(config, accounting, budget, fill)
+        model, settings, lambda config: memcalc.recompute(config, accounting, budget, fill, margin)
     )
     show(report, format_, output)

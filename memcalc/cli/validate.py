@@ -7,7 +7,8 @@ import click
 
 from memcalc.cli.command import Command, option
 from memcalc.cli.extras import installed
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, configure, model, options, show
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, model, options, show
+from memcalc.config import load
 from memcalc.lazy import resolve
 from memcalc.progress import progress
 
@@ -74,7 +75,7 @@ def validate(
     On ranks that torchrun starts:
       torchrun --nproc-per-node 2 -m memcalc validate 22b --tp 2
     """
-    config = configure(model, settings)
+    config = load(model, **settings)
     with installed(), progress("loading PyTorch"):
         validated = resolve("memcalc.validation.validate:validate")
         report = validated(config, device, full_size, against, timed)

@@ -117,9 +117,7 @@ class Config:
         """Settings that are not modelled, and settings without effect."""
         lines = list(self.unmodelled)
         kernels = self.run.implementation
-        lines += without_effect(self.model, self.parallel, self.run)
-        if self.run.recompute_layers == 0:
-            lines.append("--recompute-layers 0 recomputes nothing")
+        lines += self.ineffective
         if self.model.experts and self.parallel.tp > 1 and not self.parallel.sp:
             lines.append(
                 "Megatron-core refuses experts with tensor parallelism but no sequence "
@@ -153,10 +151,17 @@ class Config:
                 "were trained)"
             )
         lines += self._stacks_warnings()
-        lines += nothing_recomputed(self.model, self.run)
         if kernels.name == "megatron-local" and self.model.position == "rotary":
             lines += self._packed_value()
         return tuple(lines)
+
+    @property
+    def ineffective(self) -> tuple[str, ...]:
+        """The warnings of settings without effect."""
+        lines = without_effect(self.model, self.parallel, self.run)
+        if self.run.recompute_layers == 0:
+            lines.append("--recompute-layers 0 recomputes nothing")
+        return (*lines, *nothing_recomputed(self.model, self.run))
 
     def _stacks_warnings(self) -> list[str]:
         """Kernels of T5 that are counted as others."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from memcalc.config.implementation import IMPLEMENTATIONS
 from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
+from memcalc.config.recompute import policy
 from memcalc.config.run import Run
 
 _SPREAD, _RUN = Parallel(), Run(seq_length=1)  # the defaults
@@ -55,14 +56,15 @@ def nothing_recomputed(model: Model, run: Run) -> list[str]:
     """
     regions = run.policy.regions
     alone = model.latent or model.experts is not None or model.block != "pre_norm"
+    typed = {region: word for word in run.recompute for region in policy([word]).regions}
     lines = [
-        f"--recompute {name} recomputes nothing: {model.name} has no such region"
+        f"--recompute {typed[name]} recomputes nothing: {model.name} has no such region"
         for name in _absent(model, regions)
     ]
     if "norm" in regions and run.implementation.norms_in_linears and not alone:
         lines.append(
-            "--recompute layernorm recomputes nothing here: Transformer Engine fuses the norms "
-            "into the linears"
+            f"--recompute {typed['norm']} recomputes nothing here: Transformer Engine fuses the "
+            "norms into the linears"
         )
     return lines
 

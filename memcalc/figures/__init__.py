@@ -35,14 +35,15 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def plot(
     kind: str, subject: Config | Path | None = None, accounting: str | None = None
 ) -> "Figure":
-    """A figure of one kind. Whatever the session's style is, it has memcalc's own.
+    """A figure of one kind, in memcalc's style.
 
     Args:
         kind: ``techniques``: memory of one layer under each technique, by its parts; ``memory``:
             memory per GPU at every pipeline stage; ``stages``: activations of every pipeline
             stage, at its peak and over time; ``paper-1``, ``paper-7``, ``paper-8``: figures of
-            Korthikanti et al. 2022, ours beside theirs; ``onchip``: the largest recurrent layers
-            that GPUs hold, and published ones; ``backtest``: predicted against measured peaks.
+            Korthikanti et al. 2022, with memcalc's numbers; ``onchip``: the largest recurrent
+            layers that GPUs hold, and published ones; ``backtest``: predicted against measured
+            peaks.
         subject: The model and its run; the path of a file of measured runs for ``backtest``; None
             for ``onchip`` and the figures of the paper.
         accounting: ``paper`` (the default) or ``exact``, for ``techniques`` and ``stages``.

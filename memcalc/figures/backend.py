@@ -1,7 +1,7 @@
-"""matplotlib as a command imports it: in no style but its own, and starting no other program.
+"""Importing matplotlib without the user's settings, and without starting another program.
 
-``import matplotlib`` obeys a ``matplotlibrc`` of the working directory, then one that the
-environment or the home directory names; and it runs ``fc-list`` where it has no list of fonts yet.
+``import matplotlib`` reads a ``matplotlibrc`` of the working directory, or one that the environment
+or the home directory names. It runs ``fc-list`` if it has no list of fonts yet.
 """
 
 import logging
@@ -14,10 +14,10 @@ from pathlib import Path
 
 
 def load() -> None:
-    """Import matplotlib without anybody's settings, and without a word on stderr."""
+    """Import matplotlib with its default settings, and without messages on stderr."""
     logging.getLogger("matplotlib").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="memcalc-") as empty:
-        Path(empty, "matplotlibrc").touch()  # the first that matplotlib looks for
+        Path(empty, "matplotlibrc").touch()  # matplotlib reads this one first
         fonts = _writable(_cache()) or empty
         with _environment(MPLBACKEND="agg", MPLCONFIGDIR=fonts, PATH=empty), _inside(empty):
             import_module("matplotlib.figure")
@@ -33,7 +33,7 @@ def _cache() -> Path | None:
 
 
 def _writable(folder: Path | None) -> str | None:
-    """The folder, made where there is none; None where nothing can be written into it."""
+    """The folder, created if necessary; None if it cannot be written to."""
     try:
         if folder is None:
             return None
@@ -45,7 +45,7 @@ def _writable(folder: Path | None) -> str | None:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Some variables of the environment have other values, for a while."""
+    """Set environment variables, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -59,7 +59,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def _inside(folder: str) -> chdir[str] | nullcontext[None]:
-    """A working directory, for a while; a deleted one, which holds no file, is kept."""
+    """Change the working directory for a while, unless the present one has been deleted."""
     try:
         os.getcwd()
     except OSError:

@@ -19,13 +19,13 @@ KINDS = {
     "experts": (style.VERMILION, "s"),
     "flagged as not modelled": (style.GREY, "X"),
 }
-# Percent of error that the lower panel may show; points beyond are drawn on its edge.
+# Ranges of the lower panel, in percent of error; points beyond are drawn on its edge.
 EDGES = (0.1, 0.2, 0.5, 1, 2, 5, 10)
-SHOWN = 0.95  # the share of points within it, where the largest edge is not too small
+SHOWN = 0.95  # the share of points that the range includes, if the largest range does
 
 
 def draw(path: Path) -> Figure:
-    """Two panels over the measured peaks of a file's runs: the predicted ones, and their errors."""
+    """Two panels over the measured peaks of a file's runs: predicted peaks, and their errors."""
     found = [row for row in rows(path) if row.peak is not None]
     sizes = [size for row in found for size in (row.measured.peak, row.peak) if size] or [1]
     unit, scale = common_scale("bytes", sizes)
@@ -33,7 +33,7 @@ def draw(path: Path) -> Figure:
     errors = {id(row): 100 * (row.peak_error or 0.0) for row in found}
     edge = reach(list(errors.values()))
 
-    figure, (above, below) = style.sheets(2, height=6.4)
+    figure, (above, below) = style.stacked(2, height=6.4)
     above.plot(ends, ends, "--", color="black", linewidth=0.8, label="predicted = measured")
     below.axhline(0, linestyle="--", color="black", linewidth=0.8)
     for kind, (colour, marker) in KINDS.items():
@@ -75,7 +75,7 @@ def draw(path: Path) -> Figure:
 
 
 def reach(errors: list[float]) -> float:
-    """How far from zero the panel of errors reaches, in percent.
+    """The range of the panel of errors, in percent.
 
     >>> reach([0.16, -0.02]), reach([]), reach([80.0])
     (0.2, 0.1, 10)
@@ -86,7 +86,7 @@ def reach(errors: list[float]) -> float:
 
 
 def kind_of(row: Row) -> str:
-    """What a point is drawn as."""
+    """The kind of a run, one of ``KINDS``."""
     if row.flags:
         return "flagged as not modelled"
     config = row.run.config
@@ -94,7 +94,7 @@ def kind_of(row: Row) -> str:
 
 
 def _ticks(axis: Axis, least: float, most: float) -> None:
-    """Ticks at 1, 2 and 5 times powers of ten, or at even steps where fewer than three of them."""
+    """Ticks at 1, 2 and 5 times powers of ten; at even steps if these are fewer than three."""
     steps = [step * 10.0**power for power in range(-12, 16) for step in (1, 2, 5)]
     places = [step for step in steps if least <= step <= most]
     axis.set_major_locator(FixedLocator(places) if len(places) > 2 else AutoLocator())

@@ -1,4 +1,6 @@
-"""The memory of the GPU at each pipeline stage: stacked bars at its peak, and the GPU's size."""
+"""Memory per GPU at each pipeline stage: stacked bars at the peak, and the GPU's size."""
+
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,10 +27,9 @@ MOST_LABELS = 12  # stages whose totals are written on their bars
 
 
 def draw(config: Config) -> Figure:
-    """Stacked bars, one per stage: what is allocated at the peak, and above it what is estimated.
+    """Stacked bars, one per stage: allocated bytes at the peak, and estimates above them.
 
-    A bar's whole height is to be compared with the GPU's line. The accounting is ``exact``, for a
-    GPU holds every byte.
+    A stage fits if its whole bar is below the GPU's line. The accounting is ``exact``.
     """
     report = memory(config)
     config = config.padded
@@ -50,7 +51,7 @@ def draw(config: Config) -> Figure:
     ):
         bars.append(Part(f"{label}\n(estimated)", "0.35", hatch, heights, estimated=True))
 
-    figure, axes = style.sheet(height=4.6)
+    figure, axes = style.single(height=4.6)
     tops = style.stack(axes, bars)
     style.limits(axes, [stage.peak.bytes / scale for stage in held], "allocated at the peak")
     if room is not None:
@@ -64,8 +65,14 @@ def draw(config: Config) -> Figure:
     axes.set_xlabel(f"pipeline stage\n{style.fitted(figure, phases(held), 9, 0.7)}", fontsize=9)
     axes.set_ylabel(f"{unit} per GPU at the stage's peak")
     style.heading(figure, report.title, report.answer)
-    style.beside(axes, reverse=True)
+    style.legend(axes, reverse=True)
     return figure
+
+
+def numbers(config: Config, accounting: str | None) -> tuple[Any, str]:
+    """What the figure shows, and its title."""
+    report = memory(config)
+    return (report.rows, report.answer), report.title
 
 
 def phases(held: list[StageMemory]) -> str:
@@ -85,7 +92,7 @@ def phases(held: list[StageMemory]) -> str:
 
 
 def _totals(axes: Axes, tops: list[float]) -> None:
-    """The height of each bar, above it, in at most four digits or so."""
+    """The height of each bar, above it, with about four digits."""
     places = sum(max(tops) < bound for bound in (100, 1000))
     for place, top in enumerate(tops):
         axes.annotate(

@@ -41,8 +41,8 @@ class Point(NamedTuple):
 
 
 def draw() -> Figure:
-    """A curve per GPU, for two guesses of a weight's bytes; the published layers as points."""
-    figure, panels = style.panels(len(PANELS))
+    """A curve per GPU, for two assumed sizes of a weight; the published layers as points."""
+    figure, panels = style.side_by_side(len(PANELS))
     for axes, (pair, title) in zip(panels, PANELS.items(), strict=True):
         for name, (colour, line) in GPUS.items():
             axes.plot(
@@ -78,7 +78,7 @@ def curve(name: str, pair: str) -> list[int]:
 
 
 def published() -> Iterator[Point]:
-    """The published layers, each once, by the claims on them."""
+    """The published layers, from the claims about them."""
     for claim in claims():
         kind, _, assumed = claim.quantity.partition("/")
         if kind == "largest" and claim.number is not None:
@@ -87,7 +87,7 @@ def published() -> Iterator[Point]:
 
 
 def _points(axes: Axes, pair: str) -> None:
-    """The published layers: dense ones as they are stored, pruned ones as this panel guesses."""
+    """The published layers that this panel shows: pruned ones by its storage, dense ones once."""
     found = sorted(set(published()))
     pruned = [point for point in found if point.pair == pair]
     dense = [point for point in found if "+" not in point.pair] if pair == "2+2" else []
@@ -116,7 +116,7 @@ def _points(axes: Axes, pair: str) -> None:
 
 
 def _scale(axes: Axes) -> None:
-    """Both axes by factors, with plain numbers."""
+    """Logarithmic axes, with plain numbers as ticks."""
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(0.9, 420)

@@ -1,4 +1,4 @@
-"""Figures 1, 7 and 8 of Korthikanti et al. 2022: ours beside what was read off theirs."""
+"""Figures 1, 7 and 8 of Korthikanti et al. 2022: memcalc's numbers, and the paper's as read off."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ BOTH = "sequence parallelism and\nselective recomputation"
 
 def figure1() -> Figure:
     """Parameters, optimizer states and activations per GPU, without and with both techniques."""
-    figure, axes = style.sheet()
+    figure, axes = style.single()
     read = _read("figure1")
     ticks = {"baseline": "tensor\nparallel", "present": "both"}
     bars = [(model, kind) for model in MODELS for kind in ticks]
@@ -44,7 +44,7 @@ def figure1() -> Figure:
 
 def figure7() -> Figure:
     """Activations of a layer, in percent of tensor parallelism alone."""
-    figure, axes = style.sheet()
+    figure, axes = style.single()
     read = _read("figure7")
     techniques = {
         "sequence": ("tensor+sequence", "sequence parallelism", style.ORANGE, "\\\\\\"),
@@ -66,8 +66,8 @@ def figure7() -> Figure:
 
 
 def figure8() -> Figure:
-    """Time of a layer, in percent of one that recomputes nothing: by FLOPs alone, and measured."""
-    figure, axes = style.sheet()
+    """Time of a layer, in percent of one without recomputation: by FLOPs alone, and measured."""
+    figure, axes = style.single()
     read = _read("figure8")
     policies = {"full": "full", "present": "selective"}
     ticks = {"full": "full\nrecompute", "present": "both"}
@@ -114,7 +114,7 @@ def _flat(text: str) -> str:
 
 
 def _read(figure: str) -> dict[str, float]:
-    """The points that were read off a figure, by the ids of their claims."""
+    """The numbers read off a figure, by the ids of their claims."""
     return {
         claim.id: float(claim.number)
         for claim in claims()
@@ -126,5 +126,5 @@ def _finish(
     figure: Figure, axes: Axes, title: str, handles: Sequence[Artist] | None = None
 ) -> Figure:
     style.heading(figure, f"Korthikanti et al. 2022, {title}")
-    style.beside(axes, **({} if handles is None else {"handles": handles}))
+    style.legend(axes, **({} if handles is None else {"handles": handles}))
     return figure

@@ -27,10 +27,10 @@ PARTS = {
     "embedding": ("embedding", style.ORANGE, "\\\\\\"),
     "head": ("last norm, logits\nand loss", style.GREEN, "..."),
 }
-CURVES = 8  # of more stages, so many are drawn over time
-LOOKED_AT = 64  # among so many, evenly spaced
-MOST_POINTS = 2000  # of a curve
-WIDEST = 2.8  # points: the first curve
+CURVES = 8  # the most that are drawn over time
+LOOKED_AT = 64  # the most stages whose curves are computed, evenly spaced
+MOST_POINTS = 2000  # per curve
+WIDEST = 2.8  # line width of the first curve, in points
 # A curve's colour and line, from the first stage to the last.
 LINES = (
     (style.BLUE, "-"),
@@ -47,17 +47,19 @@ Curve = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def draw(config: Config, accounting: str) -> Figure:
-    """Above, stacked bars, one per stage; below, what stages hold while the schedule runs."""
+    """Above, stacked bars, one per stage; below, bytes in flight of stages over time."""
     config = config.padded
-    runs = timeline(config.parallel, config.microbatches)  # first: it refuses what is too long
+    runs = timeline(
+        config.parallel, config.microbatches
+    )  # first: it refuses schedules that are too long
     freed = stages(config, accounting)
     kept = stages(config, accounting, frees_outputs=False)
     unit, scale = common_scale("bytes", [held.total for held in kept])
     if config.parallel.pp == 1:
-        figure, axes = style.sheet()
+        figure, axes = style.single()
         bars(axes, freed, [], unit, scale)
     else:
-        figure, (axes, below) = style.sheets(2, height=6.8)
+        figure, (axes, below) = style.stacked(2, height=6.8)
         bars(axes, freed, kept, unit, scale)
         over_time(below, config, accounting, runs, unit, scale)
     how = f"{recomputation(config)}, {accounting} accounting"
@@ -65,16 +67,16 @@ def draw(config: Config, accounting: str) -> Figure:
     return figure
 
 
-def numbers(config: Config, accounting: str) -> tuple[list[Held], int, Parallel]:
-    """What the panels show: two questions with the same numbers have the same figure."""
+def numbers(config: Config, accounting: str) -> tuple[tuple[list[Held], int, Parallel], str]:
+    """What the figure shows, and the setting in its title."""
     config = config.padded
-    names = ("pp", "vpp", "schedule", "microbatch_group_size")  # of the order in which stages work
+    names = ("pp", "vpp", "schedule", "microbatch_group_size")  # they set the order of passes
     order = Parallel(**{name: getattr(config.parallel, name) for name in names})
-    return stages(config, accounting), config.microbatches, order
+    return (stages(config, accounting), config.microbatches, order), whole_setting(config)
 
 
 def bars(axes: Axes, freed: Sequence[Held], kept: Sequence[Held], unit: str, scale: int) -> None:
-    """Stacked bars, one per stage; a dark line shows them if outputs are not deallocated."""
+    """Stacked bars, one per stage; a dark line is their height if outputs are not deallocated."""
     style.stack(
         axes,
         [
@@ -89,7 +91,7 @@ def bars(axes: Axes, freed: Sequence[Held], kept: Sequence[Held], unit: str, sca
     axes.set_ylabel(f"{unit} per GPU at the peak")
     axes.set_ylim(0, 1.1 * max(held.total for held in kept or freed) / scale)
     style.stage_axis(axes, len(freed))
-    style.beside(axes, reverse=True)
+    style.legend(axes, reverse=True)
 
 
 def over_time(
@@ -100,7 +102,7 @@ def over_time(
     unit: str,
     scale: int,
 ) -> None:
-    """A curve per stage, or for all stages that hold the same at all times."""
+    """A curve per stage, or one for several stages with the same curve."""
     shown = curves(config, accounting, runs)
     for place, ((times, sizes), numbers) in enumerate(shown.items()):
         colour, line = LINES[place]
@@ -108,7 +110,8 @@ def over_time(
             *thinned(times, [size / scale for size in sizes]),
             line,
             drawstyle="steps-post",
-            linewidth=WIDEST - (WIDEST - 1) * place / CURVES,  # what lies under another shows
+            linewidth=WIDEST
+            - (WIDEST - 1) * place / CURVES,  # so that a curve under another is visible
             color=colour,
             label=style.stages_in_words(numbers),
         )
@@ -123,7 +126,7 @@ def over_time(
     axes.set_ylabel(f"{unit} per GPU, in flight")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    style.beside(axes)
+    style.legend(axes)
 
 
 def curves(
@@ -138,7 +141,7 @@ def curves(
 
 
 def spaced(number: int, most: int) -> list[int]:
-    """The numbers below one, or as many as there may be of them, the first and last included.
+    """All numbers below ``number``, or ``most`` of them with the first and the last.
 
     >>> spaced(3, 8), spaced(35, 8)
     ([0, 1, 2], [0, 5, 10, 15, 19, 24, 29, 34])
@@ -149,7 +152,7 @@ def spaced(number: int, most: int) -> list[int]:
 
 
 def thinned(times: Sequence[int], sizes: Sequence[float]) -> tuple[list[int], list[float]]:
-    """A curve in at most about ``MOST_POINTS`` points: of neighbours, the highest is left.
+    """A curve in at most about ``MOST_POINTS`` points: of neighbours, the highest stays.
 
     >>> thinned([0, 1], [5.0, 7.0])
     ([0, 1], [5.0, 7.0])
@@ -165,7 +168,7 @@ def thinned(times: Sequence[int], sizes: Sequence[float]) -> tuple[list[int], li
 def curve(
     steps: Sequence[Timed], weights: Sequence[tuple[Weight, Weight]]
 ) -> tuple[list[int], list[int]]:
-    """When what a stage holds changes, and to how many bytes.
+    """The times at which a stage's bytes in flight change, and the bytes from then on.
 
     A forward holds its activations from its start; a backward frees them at its end.
     """

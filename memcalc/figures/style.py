@@ -1,8 +1,8 @@
-"""How every figure looks, and how it becomes a file.
+"""The style of all figures, and their encoding as files.
 
-One vocabulary: filled bars and curves are memcalc's exact numbers, points are measured or published
-ones. Hatching on white is an estimate or a measurement, and a dark line across a bar is a second
-number of the same kind, which the legend names.
+In every figure, filled bars and curves are memcalc's exact numbers, and points are measured or
+published ones. Hatching on white is an estimate or a measurement, and a dark line across a bar is a
+second number of the same kind, which the legend names.
 """
 
 import io
@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 from matplotlib import rc_context, rcParams, rcParamsDefault
@@ -32,14 +33,15 @@ PUBLISHED: dict[str, Any] = {
 }
 
 WIDTH = 7.2  # inches: the width of a page's text
-MOST_BARS = 128  # more than these touch, and are drawn as one outline
+MOST_BARS = 128  # more bars are drawn as one outline
 DPI, SCREEN_DPI = 200, 100
-_KEPT = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")  # the session's
+# Settings of the session that stay.
+_KEPT = ("backend", "backend_fallback", "interactive", "toolbar", "timezone")
 _OWN: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "memcalc",
     "pdf.fonttype": 42,
-    "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it
+    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib
     "text.usetex": False,
     "hatch.linewidth": 0.8,
 }
@@ -47,7 +49,7 @@ _OWN: dict[str, Any] = {
 
 @contextmanager
 def own() -> Iterator[None]:
-    """memcalc's style instead of the session's, which is as before afterwards.
+    """Use memcalc's style, and restore the session's afterwards.
 
     >>> with rc_context({"text.usetex": True}), own():
     ...     rcParams["text.usetex"]
@@ -56,7 +58,7 @@ def own() -> Iterator[None]:
     settings: dict[Any, Any] = {k: v for k, v in rcParamsDefault.items() if k not in _KEPT}
     settings |= _OWN
     with rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script of other fonts
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a model's name may need other fonts
         rcParams.update(settings)
         yield
 
@@ -67,7 +69,7 @@ def drawn(draw: Callable[..., Figure], *given: Any) -> Figure:
         return draw(*given)
 
 
-class Sheet(Figure):
+class Styled(Figure):
     """A figure that keeps memcalc's style whenever it is drawn, in a notebook too."""
 
     def draw(self, renderer: Any) -> None:
@@ -84,26 +86,26 @@ class Sheet(Figure):
         return encode(self, ".png", SCREEN_DPI)
 
 
-def sheet(width: float = WIDTH, height: float = 4.2) -> tuple[Figure, Axes]:
-    """An empty figure, in inches, with one plain pair of axes."""
-    figure, (axes,) = panels(1, width, height)
+def single(height: float = 4.2) -> tuple[Figure, Axes]:
+    """An empty figure of this height in inches, with one panel."""
+    figure, (axes,) = _empty(height, 1, 1)
     return figure, axes
 
 
-def panels(number: int, width: float = WIDTH, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    """An empty figure, in inches, with plain pairs of axes side by side, on one scale."""
-    return _plain(width, height, 1, number, sharey=True)
+def side_by_side(number: int, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """An empty figure of this height in inches, with panels side by side, on one scale."""
+    return _empty(height, 1, number, sharey=True)
 
 
-def sheets(number: int, width: float = WIDTH, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    """An empty figure, in inches, with several plain pairs of axes, one above the other."""
-    return _plain(width, height, number, 1)
+def stacked(number: int, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """An empty figure of this height in inches, with panels one above the other."""
+    return _empty(height, number, 1)
 
 
-def _plain(
-    width: float, height: float, rows: int, columns: int, sharey: bool = False
+def _empty(
+    height: float, rows: int, columns: int, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    figure = Sheet(figsize=(width, height), layout="constrained")
+    figure = Styled(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
     found = list(figure.subplots(rows, columns, sharey=sharey, squeeze=False).flat)
     for axes in found:
@@ -118,7 +120,7 @@ def heading(figure: Figure, *lines: str) -> None:
 
 
 def fitted(figure: Figure, text: str, size: float, share: float = 0.94) -> str:
-    """A text in as many lines as it needs, four at the most, in a share of the figure's width."""
+    """A text wrapped to a share of the figure's width, in at most four lines."""
     room = share * figure.get_figwidth() * 72
     for columns in range(140, 20, -4):
         lines = textwrap.wrap(text, columns, max_lines=4, placeholder=" ...")
@@ -129,13 +131,21 @@ def fitted(figure: Figure, text: str, size: float, share: float = 0.94) -> str:
 
 def width(text: str, size: float) -> float:
     """The width of a line of text, in points."""
-    canvas: Any = FigureCanvasAgg(Figure(dpi=DPI))
+    canvas = _measuring()
     label = canvas.figure.text(0, 0, text, fontsize=size, parse_math=False)
-    return float(label.get_window_extent(canvas.get_renderer()).width) * 72 / DPI
+    found = float(label.get_window_extent(canvas.get_renderer()).width) * 72 / DPI
+    label.remove()
+    return found
+
+
+@cache
+def _measuring() -> Any:
+    """An empty figure's canvas, on which texts are measured."""
+    return FigureCanvasAgg(Figure(dpi=DPI))
 
 
 class Part(NamedTuple):
-    """A part of stacked bars: its name, its colour, its hatch for print, and a height per bar."""
+    """A part of stacked bars, with one height per bar."""
 
     label: str
     colour: str
@@ -145,7 +155,7 @@ class Part(NamedTuple):
 
 
 def stack(axes: Axes, parts: Sequence[Part], bar: float = 0.76) -> list[float]:
-    """Stacked bars at 0, 1, ...; how high they stand.
+    """Draw stacked bars at 0, 1, ...; returns their heights.
 
     Args:
         axes: Where they are drawn.
@@ -174,7 +184,7 @@ def filled(colour: str, hatch: str) -> dict[str, Any]:
 
 
 def hatched(colour: str, hatch: str) -> dict[str, Any]:
-    """The look of a bar that is not memcalc's exact number: hatched in a colour, on white."""
+    """The look of an estimated or measured bar: hatched in a colour, on white."""
     return {"facecolor": "white", "edgecolor": colour, "hatch": hatch, "linewidth": 0.6}
 
 
@@ -187,7 +197,7 @@ def limits(axes: Axes, heights: Sequence[float], label: str, bar: float = 0.76) 
 
 
 def stage_axis(axes: Axes, stages: int) -> None:
-    """Ticks of the first stage, of the last, and of some between; one bar is not a wide block."""
+    """Ticks at the first stage, the last and some between; with few stages, bars are not wider."""
     step = next(
         step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, stages) if stages <= 16 * step
     )
@@ -199,7 +209,7 @@ def stage_axis(axes: Axes, stages: int) -> None:
     axes.set_xlim(-0.6 - spare, stages - 0.4 + spare)
 
 
-def beside(axes: Axes, **options: Any) -> None:
+def legend(axes: Axes, **options: Any) -> None:
     """The legend to the right of the axes, in the order in which bars are stacked."""
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), **options)
 
@@ -230,13 +240,12 @@ def stages_in_words(numbers: Sequence[int]) -> str:
 
 
 def encode(figure: Figure, suffix: str, dpi: int = DPI) -> bytes:
-    """A figure as the bytes of a file: text stays text; the same figure gives the same bytes."""
+    """A figure as the bytes of a file. Text stays text; the same figure gives the same bytes."""
     metadata: dict[str, Any] = {
         ".png": {"Software": None},
         ".svg": {"Date": None},
         ".pdf": {"CreationDate": None},
     }
     out = io.BytesIO()
-    with own():
-        figure.savefig(out, format=suffix[1:], dpi=dpi, metadata=metadata[suffix])
+    figure.savefig(out, format=suffix[1:], dpi=dpi, metadata=metadata[suffix])
     return out.getvalue()

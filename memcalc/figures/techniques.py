@@ -42,7 +42,7 @@ def draw(config: Config, accounting: str) -> Figure:
     unit, scale = common_scale(
         "bytes", [sum(sizes.values()) for found in bars.values() for sizes in found]
     )
-    figure, panels = style.sheets(len(layers), height=1.8 + 2.6 * len(layers))
+    figure, panels = style.stacked(len(layers), height=1.8 + 2.6 * len(layers))
     for axes, (kind, sizes) in zip(panels, bars.items(), strict=True):
         _panel(axes, sizes, unit, scale)
         if len(layers) > 1:
@@ -67,10 +67,11 @@ def draw(config: Config, accounting: str) -> Figure:
     return figure
 
 
-def numbers(config: Config, accounting: str) -> list[dict[str, int]]:
-    """What the bars show: two questions with the same numbers have the same figure."""
+def numbers(config: Config, accounting: str) -> tuple[list[dict[str, int]], str]:
+    """What the figure shows, and the setting in its title."""
     under = [technique.of(config) for technique in TECHNIQUES]
-    return [parts(each, accounting, kind) for kind in kinds(config) for each in under]
+    bars = [parts(each, accounting, kind) for kind in kinds(config) for each in under]
+    return bars, setting(config)
 
 
 def parts(config: Config, accounting: str, kind: str | None = None) -> dict[str, int]:
@@ -94,7 +95,7 @@ def parts(config: Config, accounting: str, kind: str | None = None) -> dict[str,
 
 
 def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: int) -> None:
-    """The bars of one kind of layer, with their heights and what share of the second they are."""
+    """The bars of one kind of layer, with their heights, also in percent of the second bar."""
     tops = style.stack(
         axes,
         [
@@ -119,11 +120,11 @@ def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: int) -> Non
         )
     axes.set_ylabel(f"{unit} per layer")
     axes.set_ylim(0, 1.22 * max(tops))
-    style.beside(axes, reverse=True)
+    style.legend(axes, reverse=True)
 
 
 def _equal(config: Config, panels: list[list[dict[str, int]]]) -> list[str]:
-    """Why bars are equal, where they are."""
+    """Reasons why bars are equal."""
     place = {technique.name: number for number, technique in enumerate(TECHNIQUES)}
     lines = []
     if config.parallel.tp == 1:

@@ -443,7 +443,7 @@ class TestReport:
     def test_what_is_no_share(self, memcalc, share):
         outcome = memcalc(f"backtest {RUNS} --max-error={share}")
         assert (outcome.status, outcome.out) == (2, "")
-        assert "is not a ratio such as 2% or 0.02" in outcome.err
+        assert "--max-error must be a ratio such as 2% or 0.02, not" in outcome.err
 
     def test_rows_of_the_same_arguments_that_are_far_apart_are_listed(self, written):
         twin = {**MEGATRON, "id": "twin", "image": "lts"}

@@ -382,7 +382,7 @@ def test_a_word_that_recomputes_nothing_is_warned_about():
     ("name", "words", "without"),
     [
         ("llama-3-8b", "moe,mlp", ["moe"]),
-        ("llama-3-8b", "mla_up_proj,moe_act", ["expert_act", "mla_up"]),
+        ("llama-3-8b", "mla_up_proj,moe_act", ["moe_act", "mla_up_proj"]),
         ("mixtral-8x7b", "mlp,moe", ["mlp"]),
         ("mixtral-8x7b", "shared_experts", ["shared_experts"]),
         ("deepseek-v3", "mlp,moe_act,shared_experts,mla_up_proj", []),

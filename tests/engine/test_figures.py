@@ -151,7 +151,11 @@ class TestCommand:
         assert re.search(rf"warning: .*{option.strip('-')}.* has no effect", outcome.err)
 
     def test_what_changes_a_figure_is_not_named(self, memcalc, tmp_path):
-        for line in ("stages 22b --pp 4 --global-batch-size 64", "techniques 22b --tp 4 -s 1024"):
+        for line in (
+            "stages 22b --pp 4 --global-batch-size 64",
+            "stages llama-3-8b -s 512 --dp 8",
+            "techniques 22b --tp 4 -s 1024",
+        ):
             assert memcalc(f"plot {line} -o {tmp_path}/x.svg").err == ""
 
     def test_a_model_in_place_of_a_kind_leads_on(self, memcalc):
@@ -227,7 +231,7 @@ class TestLayout:
 class TestStages:
     @pytest.mark.parametrize("number", [1, 2, 8, 16, 17, 35, 36, 64, 100, 1000])
     def test_ticks_are_of_stages_that_exist(self, number):
-        _, axes = style.sheet()
+        _, axes = style.single()
         style.stage_axis(axes, number)
         ticks = axes.get_xticks()
         assert (ticks[0], ticks[-1]) == (0, number - 1)
@@ -251,7 +255,7 @@ class TestStages:
 
     def test_many_bars_are_one_outline_of_the_same_heights(self):
         number = style.MOST_BARS + 1
-        _, axes = style.sheet()
+        _, axes = style.single()
         parts = [style.Part(name, "red", "", range(number)) for name in "ab"]
         assert style.stack(axes, parts) == [2 * height for height in range(number)]
         assert len(axes.collections) == 2

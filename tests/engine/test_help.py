@@ -22,7 +22,7 @@ SAID = r"\w.*(\.  \[default: .+\]|\(required\)\.)$"  # what an option does, and 
 
 
 def shown(command):
-    return [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+    return [each for each in command.params if isinstance(each, click.Option)]
 
 
 class TestHelp:
@@ -104,13 +104,28 @@ class TestNames:
                 "--recompute full --recompute-layers 2",
             ),
             ("--bf16 --use-flash-attn", "--precision bf16 --attention flash"),
-            ("--csv", "--format csv"),
         ],
     )
     def test_names_of_other_tools_are_answered_as_our_own(self, memcalc, other, own):
         outcome = memcalc(f"memory llama-3-8b --json {other}")
         assert outcome.status == 0
         assert outcome == memcalc(f"memory llama-3-8b --format json {own}")
+
+    @pytest.mark.parametrize("format_", ["json", "csv"])
+    def test_a_format_is_an_option_too(self, memcalc, format_):
+        assert memcalc(f"layer 22b --{format_}") == memcalc(f"layer 22b --format {format_}")
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_help_names_aliases_of_options_that_the_command_has(self, memcalc, name):
+        text = " ".join(memcalc(f"{name} --help").out.split())
+        own = {word for each in shown(ALL[name]) for word in (*each.opts, *each.secondary_opts)}
+        sentence = text.partition("Other tools' names work too:")[2].partition("Documentation")[0]
+        assert ("--tp" in own) == bool(sentence)
+        assert {names.ALIASES[alias][0] for alias in re.findall(names.OPTION, sentence)} <= own
+
+    def test_a_suggestion_names_options_of_memory(self):
+        own = {word for each in shown(ALL["memory"]) for word in (*each.opts, *each.secondary_opts)}
+        assert {*re.findall(names.OPTION, " ".join(names.CONCEPTS.values()))} <= own
 
     def test_what_follows_two_dashes_is_no_option(self, memcalc):
         outcome = memcalc("layer -- --mbs")
@@ -144,7 +159,10 @@ LEADS = {
     "flops 22b --quiet": "no option --quiet; progress and warnings are on stderr",
     "plot -o x.png memory 22b": "KIND comes first: memcalc plot KIND [MODEL] -o FILE",
     "gpus --fill": "no option --fill; `memcalc memory`, `memcalc recompute` have it",
-    "recompute 22b --margin 1GB": "no option --margin; `memcalc memory` has it",
+    "recompute 22b --explain": "no option --explain; `memcalc memory` has it",
+    "flops 22b --fsdp": "no option --fsdp; in `memcalc memory`: use --zero 3 --sharder fsdp2",
+    "layer 22b --world-size 8": "no option --world-size; in `memcalc memory`: the number of GPUs",
+    "rnn --num-layers 3": "no option --num-layers; did you mean --layers?",
     "layer 22b --recompute-layers 3": "`memcalc memory`, `memcalc ledger`",
     "layer 22b --sequence-parallel": "drop --sp, or use `memcalc ledger --sp`",
     "layer bert": "did you mean 'bert-large'?",
