@@ -85,7 +85,7 @@ class Report:
 
         Args:
             format: The output format.
-            wide: Whether text shows every column, however wide the terminal is.
+            wide: Whether text and HTML show columns of detail, however wide the terminal is.
 
         Raises:
             UsageError: There is no such format.

@@ -1,4 +1,4 @@
-"""Renderers: a Report in an output format. They do not know one another."""
+"""Renderers: a Report in an output format. They do not import one another."""
 
 from memcalc.errors import UsageError, nearest
 from memcalc.lazy import resolve
@@ -14,7 +14,7 @@ RENDERERS = {
     "html": "memcalc.render.html:render",
 }
 
-# File suffix -> the format that it asks for.
+# File suffix -> its format.
 SUFFIXES = {
     ".txt": "text",
     ".json": "json",
@@ -26,13 +26,13 @@ SUFFIXES = {
 
 
 def render(report: Report, format: str, wide: bool = False) -> str:  # noqa: A002 - the command line's own word
-    """The report in a format, ending in a newline; ``wide`` is for text alone.
+    """The report in a format, ending in a newline; ``wide`` is for text and HTML.
 
     Raises:
         UsageError: There is no such format.
     """
     if not isinstance(format, str) or format not in RENDERERS:
         raise UsageError(f"format {format!r} is unknown; {nearest(str(format), RENDERERS)}")
-    options = {"wide": wide} if format == "text" else {}
+    options = {"wide": wide} if format in ("text", "html") else {}
     rendered: str = resolve(RENDERERS[format])(report, **options)
     return rendered

@@ -1,4 +1,4 @@
-"""CSV: the rows alone, exact, with a header line."""
+"""CSV: only the rows, exact, with a header line."""
 
 import csv
 import io
@@ -6,14 +6,14 @@ from typing import Any
 
 from memcalc.report import Report
 
-# What a spreadsheet may take for the beginning of a formula.
+# First characters of what a spreadsheet may evaluate as a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def render(report: Report) -> str:
-    """The rows as RFC 4180 CSV with plain line ends; unknown is empty.
+    """The rows as RFC 4180 CSV, but with plain line ends; unknown is empty.
 
-    A text that a spreadsheet would take for a formula of its own begins with an apostrophe.
+    A text that a spreadsheet might evaluate as a formula gets an apostrophe in front.
 
     >>> from memcalc.report import Column
     >>> print(render(Report("demo", "", (Column("n", "count"),), ((1,), (None,)))), end="")

@@ -1,4 +1,4 @@
-"""HTML: a table for a notebook, with formulas that MathJax typesets."""
+"""HTML: a table for a notebook, with formulas for MathJax."""
 
 from html import escape
 from typing import Any
@@ -7,8 +7,12 @@ from memcalc import units
 from memcalc.report import Column, Report, scales
 
 
-def render(report: Report) -> str:
+def render(report: Report, wide: bool = False) -> str:
     """The report as a self-contained HTML fragment.
+
+    Args:
+        report: The report.
+        wide: Whether columns of detail are shown, except empty ones.
 
     >>> from memcalc.report import Column
     >>> html = render(Report("demo", "<Two>", (Column("n", "count"),), ((2,),)))
@@ -16,7 +20,12 @@ def render(report: Report) -> str:
     True
     """
     common = scales(report.columns, report.rows)
-    columns = [_column(c, report.column(c.name), common) for c in report.columns if not c.detail]
+    columns = [
+        _column(column, values, common)
+        for column in report.columns
+        for values in [report.column(column.name)]
+        if not column.detail or (wide and any(each not in (None, "") for each in values))
+    ]
     head = "".join(_tag("th", escape(header), number) for header, number, _ in columns)
     rows = (
         "<tr>" + "".join(_tag("td", cells[i], number) for _, number, cells in columns) + "</tr>"

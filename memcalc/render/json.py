@@ -1,4 +1,4 @@
-"""JSON: the whole report as one document, to the schema in data/schema."""
+"""JSON: the whole report as one document, by the schema in data/schema."""
 
 import json
 from typing import Any

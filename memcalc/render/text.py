@@ -1,4 +1,4 @@
-"""Text: a table for a terminal, in units for people, readable at 80 columns."""
+"""Text: a table for a terminal, in scaled units, readable at 80 columns."""
 
 import io
 import os
@@ -17,21 +17,20 @@ from rich.text import Text
 from memcalc import terminal, units
 from memcalc.report import Column, Report, scales
 
-HEADER = 14  # the width to which headers are folded, where there is room
-ENDLESS = 100_000  # a width that no table reaches
+HEADER = 14  # the width to which headers are wrapped, if there is room
 GAP = 2  # columns of a terminal beside each column of a table
 
 
 def render(report: Report, wide: bool = False) -> str:
     """The report as text: the answer, the title, the table and the notes.
 
-    Columns of detail are left out where they do not fit, those of most detail first, and with a
-    column the note that begins with its name and a colon. Words, numbers and formulas are never
+    Columns of detail that do not fit are left out, those of most detail first. A note that begins
+    with such a column's name and a colon is left out too. Words, numbers and formulas are never
     broken: a table that is too wide without detail is wider than the terminal.
 
     Args:
         report: The report.
-        wide: Whether all columns are shown, each as wide as its cells.
+        wide: Whether all columns but empty ones are shown, each as wide as its cells.
 
     >>> from memcalc.report import Column
     >>> columns = (Column("part", "text"), Column("bytes", "bytes"))
@@ -72,12 +71,12 @@ def render(report: Report, wide: bool = False) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-# The colour of an answer, by whether it is good news.
+# Report.good -> the colour of the answer.
 ANSWER = {True: "green", False: "red", None: ""}
 
 
 class _Shown(NamedTuple):
-    """A column of a table: its header in lines, its cells, and how wide it is and may be made."""
+    """A column of a table: its header in lines, its cells, its width and its least width."""
 
     column: Column
     header: list[str]
@@ -87,7 +86,7 @@ class _Shown(NamedTuple):
 
 
 def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int, list[Column]]:
-    """The table with as many columns as there is room for, its width, and these columns."""
+    """The table with as many columns as fit, its width, and these columns."""
     common, most = scales(report.columns, report.rows), console.width
     known = [
         (column, *_column(column, report.column(column.name), common))
@@ -107,7 +106,7 @@ def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int, 
 
 
 def _shown(column: Column, header: str, cells: list[str], header_width: int, most: int) -> _Shown:
-    """A column whose header is folded to this width, or that of its cells."""
+    """A column whose header is wrapped to this width, or to that of its cells."""
     lines = textwrap.wrap(
         header, max(header_width, *(len(text) for text in (*cells, *header.split(" "))))
     )
@@ -118,7 +117,7 @@ def _shown(column: Column, header: str, cells: list[str], header_width: int, mos
 
 
 def _folded(shown: list[_Shown], excess: int) -> list[_Shown]:
-    """The columns, narrower by this much in all where text can be folded at its spaces.
+    """The columns, narrower by ``excess`` in all if text can be wrapped at its spaces.
 
     Only a word that is wider than the terminal is broken.
     """
@@ -131,7 +130,7 @@ def _folded(shown: list[_Shown], excess: int) -> list[_Shown]:
 
 
 def _table(shown: Iterable[_Shown]) -> Table:
-    """The table, each column as wide as it says."""
+    """The table, with each column at its width."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1))
     for each in shown:
         table.add_column(
@@ -155,7 +154,7 @@ def _column(
         name, scale = scales[column.unit]
         header = f"{header.removesuffix(column.unit).rstrip()} {name}".strip()
         return header, ["-" if cell is None else cell for cell in units.column(values, scale)]
-    if column.name.endswith("_error"):  # a ratio, which people read in percent
+    if column.name.endswith("_error"):  # a ratio, shown in percent
         return f"{header} %", ["-" if v is None else f"{100 * v:+.2f}" for v in values]
     return header, [_cell(value, column.unit) for value in values]
 

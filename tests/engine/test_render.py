@@ -136,6 +136,16 @@ def test_html_escapes_and_typesets():
     assert r"$\frac{34sbh}{t}$" in formulas
 
 
+def test_html_shows_columns_of_detail_if_wide_is_asked_for():
+    columns = (*TestText.COLUMNS,)
+    report = Report("demo", "One", columns, (("x", 1024, "a source", "forward", None),))
+    assert "a source" not in report.render("html")
+    wide = report.render("html", wide=True)
+    assert "a source" in wide
+    assert ">phase<" in wide
+    assert ">empty<" not in wide
+
+
 def test_html_is_well_formed():
     for report in (HOSTILE, memcalc.layer(load("175b")), memcalc.ledger(load("llama-3-8b"))):
         ElementTree.fromstring(report.render("html"))
