@@ -1,4 +1,4 @@
-"""``python -m memcalc``, and the console script: an interrupt is one line at any moment."""
+"""``python -m memcalc``, and the console script; an interrupt ends in one line on stderr."""
 
 import os
 import signal
@@ -7,15 +7,16 @@ from threading import Timer
 from types import FrameType
 from typing import NoReturn
 
-GRACE_SECONDS = 1.0  # for what holds files and processes to let go of them
+GRACE_SECONDS = 1.0  # for cleanup after an interrupt
 
 
 def main() -> int:
-    """Run the command line, from whose first import on an interrupt ends in one line.
+    """Run the command line; an interrupt, even of an import, ends in one line.
 
-    An interrupt is a KeyboardInterrupt, so that files and processes are let go. Imports of large
-    libraries may swallow it or make another error of it: after a moment, at a second interrupt or
-    at the end of the command, the process ends all the same.
+    An interrupt raises KeyboardInterrupt, so that files and processes are cleaned up. Imports of
+    large libraries may catch it or turn it into another error. So the process also ends after
+    ``GRACE_SECONDS``, at a second interrupt, or when the command ends. Where the caller ignores
+    interrupts, as nohup and shells do for background jobs, they stay ignored.
     """
     interrupted = False
 
@@ -23,13 +24,15 @@ def main() -> int:
         nonlocal interrupted
         interrupted = True
         signal.signal(signal.SIGINT, _end)
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - nobody else speaks, to the end
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - no other messages, until the process ends
         timer = Timer(GRACE_SECONDS, _end)
         timer.daemon = True
         timer.start()
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if not ignored:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         from memcalc.cli.main import main as run
 
@@ -40,7 +43,8 @@ def main() -> int:
         _end()
     if interrupted:
         _end()
-    signal.signal(signal.SIGINT, _end)
+    if not ignored:
+        signal.signal(signal.SIGINT, _end)
     return status
 
 

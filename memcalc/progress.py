@@ -7,18 +7,18 @@ from threading import Timer
 
 from memcalc import terminal
 
-PATIENCE_SECONDS = 0.5  # work that is done sooner shows no progress
+PATIENCE_SECONDS = 0.5  # shorter work shows no progress
 
 _relabel: list[Callable[[str], object]] = []  # sets the label of the progress that is shown
 
 
 @contextmanager
 def progress(label: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """Show on stderr that work goes on, if stderr is a terminal and the work takes a moment.
+    """Show progress on stderr, if it is a terminal and the work takes ``PATIENCE_SECONDS``.
 
     Args:
-        label: What is done, as "checking claims".
-        total: How many steps there are, or None if nobody knows; then a spinner is shown.
+        label: The work, such as "checking claims".
+        total: The number of steps; None if it is unknown, which shows a spinner.
 
     Yields:
         A function to call after each step.
@@ -40,7 +40,7 @@ def progress(label: str, total: int | None = None) -> Iterator[Callable[[], None
     columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     if total is not None:
         columns += [BarColumn(), MofNCompleteColumn()]
-    # what the work prints stays where it puts it: others may redirect stdout meanwhile
+    # rich must not redirect stdout and stderr: the work may do so itself
     shown = Progress(
         *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
     )
@@ -59,7 +59,7 @@ def progress(label: str, total: int | None = None) -> Iterator[Callable[[], None
 
 
 def doing(label: str) -> None:
-    """Say what is being done now, where progress is shown.
+    """Change the label of the progress that is shown.
 
     >>> doing("measuring at s = 64")
     """

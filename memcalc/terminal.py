@@ -1,4 +1,4 @@
-"""What a terminal is told: how wide it is, and messages of one line that cannot steer it."""
+"""The terminal's width, and messages of one line without control characters."""
 
 import os
 import re
@@ -6,14 +6,14 @@ import shutil
 import sys
 from typing import TextIO
 
-WIDEST = 1000  # columns; a larger number in COLUMNS is no terminal's
-HEIGHT = 25  # lines, given to rich so that it does not read LINES; nothing depends on it
-MOST_LETTERS = 2000  # of one message
+WIDEST = 1000  # columns; the most that is taken from COLUMNS
+HEIGHT = 25  # lines, given to rich so that it does not read LINES
+MOST_LETTERS = 2000  # characters of one message
 LONGEST_WORD = 200  # a path, a number or a name within it
 
 
 def width() -> int:
-    """The columns of the terminal, or of the environment's COLUMNS; 80 if neither says.
+    """The columns of the terminal, or COLUMNS of the environment; 80 if neither is known.
 
     >>> 1 <= width() <= WIDEST
     True
@@ -22,7 +22,7 @@ def width() -> int:
 
 
 def one_line(text: str) -> str:
-    r"""A message as one line of printable text, with long words and a long rest cut short.
+    r"""A message as one line of printable text; long words and long messages are shortened.
 
     >>> one_line("no file \x1b[31m.json\n here"), one_line("9" * 5000)[:4]
     ('no file \\x1b[31m.json here', '9999')
@@ -39,12 +39,12 @@ def one_line(text: str) -> str:
 
 
 def say(message: str) -> None:
-    """Print a message on stderr, as one line, if anybody can read it."""
+    """Print a message on stderr, as one line, unless stderr is closed."""
     tell(one_line(message))
 
 
 def tell(text: str) -> None:
-    """Print a text of memcalc's own on stderr, if anybody can read it."""
+    """Print a text of memcalc's own on stderr, unless stderr is closed."""
     if sys.stderr is None:
         return
     try:
@@ -54,7 +54,7 @@ def tell(text: str) -> None:
 
 
 def abandon(stream: TextIO | None) -> None:
-    """Keep Python from writing what is left in a stream, and complaining once more, at its end."""
+    """Discard what a stream still buffers, so that Python reports no error at exit."""
     if stream is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -96,6 +96,27 @@ def test_an_interrupt_of_a_running_command_is_one_line(calls, percent, tmp_path)
     assert (done.returncode, done.stderr) == (130, "memcalc: interrupted\n")
 
 
+def test_an_ignored_interrupt_stays_ignored(tmp_path):
+    """As of nohup, and of a shell's background jobs."""
+    code = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from memcalc.__main__ import main
+from memcalc.cli import main as cli
+answer = cli.main
+
+def interrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+    return answer()
+
+cli.main = interrupted
+sys.argv = ["memcalc", "gpus"]
+sys.exit(main())
+"""
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_file_that_is_being_written_is_not_left_half(tmp_path):
     (tmp_path / "x.csv").write_text("old")
     code = """
