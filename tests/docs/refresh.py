@@ -1,8 +1,9 @@
 """The console blocks of README.md and docs/*.md, and what their commands print now.
 
 As a script, from anywhere: writes the present output under every ``$ memcalc ...`` line and names
-the commands whose output changed. Exits 1 if a command fails or warns, which no page shows, and
-leaves what is shown under it. ``--check`` writes nothing, and exits 1 if something would change.
+the commands whose output changed. Exits 1 if a command fails or warns, in its notes or on stderr,
+and leaves what is shown under it. ``--check`` writes nothing, and exits 1 if something would
+change.
 """
 
 import argparse
@@ -50,15 +51,16 @@ def printed(line: str) -> str:
     """What a command line prints on 80 columns.
 
     Raises:
-        ValueError: It fails or warns, which no page shows.
+        ValueError: It fails or warns.
     """
     from memcalc.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(line.split())
-    if status or err.getvalue():
-        raise ValueError(f"exit status {status}: {err.getvalue().strip()}")
+    warnings = [line.strip() for line in out.getvalue().splitlines() if "  warning: " in line]
+    if status or err.getvalue() or warnings:
+        raise ValueError(f"exit status {status}: {err.getvalue().strip() or warnings[0]}")
     return out.getvalue()
 
 
