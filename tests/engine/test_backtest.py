@@ -88,6 +88,7 @@ class TestMeasuredRuns:
         assert len(errors) == 11
         assert max(errors) <= 0.005
         assert mean(errors) <= 0.002
+        assert f"Dense models are within {100 * max(errors):.2f} % at every stage" in PAGE
 
     def test_runs_with_experts_on_b200(self, measured):
         found = [row for row in measured("b200") if row.run.config.model.experts]
