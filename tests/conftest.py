@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def _eighty_columns(monkeypatch):
+def _environment(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("MEMCALC_DEBUG", "1")  # a fault is a traceback here, and no test passes
     monkeypatch.delenv("NO_COLOR", raising=False)
