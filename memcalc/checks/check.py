@@ -24,7 +24,8 @@ def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Rep
     Args:
         patterns: Compare only claims whose id contains one of these, or matches it as a shell
             pattern (``table5/*/mfu``); all claims if there are none.
-        verdict: Show only claims with this verdict; all if it is None.
+        verdict: Show only claims with this verdict; all if it is None. The answer and the failures
+            are those of all compared claims, shown or not.
 
     Raises:
         UsageError: No claim matches, or there is no such verdict.
@@ -45,8 +46,8 @@ def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Rep
                 found = ours(claim)
                 judged.append((claim, found, judge(claim, found)))
                 step()
-    judged = [each for each in judged if verdict in (None, each[2])]
-    if not judged:
+    shown = [each for each in judged if verdict in (None, each[2])]
+    if not shown:
         raise UsageError(_nothing(patterns, verdict))
     unexpected = [each for each in judged if each[2] != each[0].verdict]
     return Report(
@@ -64,11 +65,11 @@ def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Rep
             Column("verdict", "text"),
             Column("explanation", "text", detail=True),
         ),
-        tuple(_row(*each) for each in judged),
+        tuple(_row(*each) for each in shown),
         {},
         (
-            *_meanings(judged),
-            *_reasons(judged),
+            *_meanings(shown),
+            *_reasons(shown),
         ),
         tuple(f"{claim.id} is {said}, expected {claim.verdict}" for claim, _, said in unexpected),
         answer=_summary(judged, unexpected),

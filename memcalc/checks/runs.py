@@ -206,7 +206,8 @@ def _of_megatron(name: str, row: _Row) -> MeasuredRun:
         notes.append("the number of GPUs (the row says gpus_assumed)")
     variables, image = row.inside("env", needed=False).words(), row.maybe("image")
     if image not in PYTORCH:
-        notes.append(f"a recent PyTorch, because image {shell.shown(image or 'none')} is unknown")
+        why = f"image {shell.shown(image)} is unknown" if image else "the row names no image"
+        notes.append(f"a recent PyTorch, because {why}")
     if (kernel := _attention(variables)) and values.get("transformer-impl") != "local":
         values.setdefault("attention-backend", kernel)
     environment = {

@@ -238,7 +238,7 @@ class TestRows:
         ]
         (found,) = rows(written(row))
         assert found.flags == []
-        assert found.run.notes == ["a recent PyTorch, because image none is unknown"]
+        assert found.run.notes == ["a recent PyTorch, because the row names no image"]
 
     def test_settings_of_libraries_that_make_no_sense_are_refused_row_by_row(self, written):
         row = changed(MEGATRON, "env", "CUBLAS_WORKSPACE_CONFIG", to="much")

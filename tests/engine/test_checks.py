@@ -190,6 +190,16 @@ def test_a_verdict_chooses_claims():
     assert len(library.check(verdict="inconsistent").rows) == 5
 
 
+def test_the_exit_status_counts_claims_that_are_not_shown(memcalc, monkeypatch):
+    wrong = claim(id="section5/wrong", quantity="", verdict="agrees")
+    right = claim(id="section5/right", quantity="", verdict="measured", obtained="timing")
+    monkeypatch.setattr(module, "claims", lambda: iter([wrong, right]))
+    outcome = memcalc("check --verdict measured --format json")
+    assert outcome.status == 1
+    assert [row["id"] for row in outcome.document["rows"]] == ["section5/right"]
+    assert "section5/wrong is not_derivable, expected agrees" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
