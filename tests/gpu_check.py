@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
     if options.output:
         document = {
             "source": f"tests/gpu_check.py of memcalc {memcalc.__version__}",
-            "device": cuda.described() if options.device == "cuda" else platform.machine(),
+            "device": cuda.hardware() if options.device == "cuda" else platform.machine(),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "date": time.strftime("%Y-%m-%d"),
             "reports": [json.loads(report.render("json")) for report in found],

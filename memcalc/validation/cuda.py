@@ -59,7 +59,7 @@ def peak_of(function: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def described() -> str:
+def hardware() -> str:
     """The GPU and the CUDA version."""
     major, minor = torch.cuda.get_device_capability()
     return (

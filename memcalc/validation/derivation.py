@@ -27,7 +27,7 @@ from memcalc.lazy import resolve
 from memcalc.progress import doing
 from memcalc.report import Report
 from memcalc.validation.arguments import arguments, places_of, plain_module
-from memcalc.validation.interpolation import interpolated
+from memcalc.validation.interpolation import interpolated, sizes_text
 from memcalc.validation.measure import Stored
 from memcalc.validation.valueless import (
     Build,
@@ -136,7 +136,8 @@ class Derived:
         for each in self.conditions:
             if isinstance(each, sympy.Basic) and each.subs(at) is sympy.false:
                 raise UsageError(
-                    f"the formula does not hold at {_said(found)}; it holds for {_worded(each)}"
+                    f"the formula does not hold at {sizes_text(found)}; it holds for "
+                    f"{_worded(each)}"
                 )
         return int(self.formula.value(found))
 
@@ -286,7 +287,7 @@ def _measured(subject: "Subject", sizes: Mapping[str, int]) -> int:
     try:
         stored = subject.at(sizes).stored
     except StoppedError as error:
-        why = f"the module cannot be measured at {_said(sizes)}: {error}"
+        why = f"the module cannot be measured at {sizes_text(sizes)}: {error}"
         raise DeriveError(why) from error
     return sum(each.bytes for each in stored if _kind(each) != BUFFER)
 
@@ -301,9 +302,9 @@ def _hold(subject: "Subject", derived: Derived, at: Mapping[str, int]) -> None:
     if kept != given:
         held = f" and holds for {', '.join(derived.guards)}" if derived.guards else ""
         raise ElsewhereError(
-            f"at {_said(at)} the module saves {kept:,} bytes, but the formula, which was found at "
-            f"{_said(derived.sizes)}{held}, gives {given:,} bytes; use inputs closer to the first "
-            "sizes"
+            f"at {sizes_text(at)} the module saves {kept:,} bytes, but the formula, which was "
+            f"found at {sizes_text(derived.sizes)}{held}, gives {given:,} bytes; use inputs closer "
+            "to the first sizes"
         )
 
 
@@ -335,10 +336,6 @@ def _worded(condition: Any) -> str:
     if isinstance(condition, sympy.Eq | sympy.Ne):
         return f"{condition.lhs} {condition.rel_op} {condition.rhs}"
     return str(condition)
-
-
-def _said(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
 
 
 # --- symbolic sizes ------------------------------------------------------------------------------
@@ -458,7 +455,7 @@ def _interpolated(subject: Subject, reason: str) -> Derived:
     def run(at: Mapping[str, int]) -> Run:
         key = tuple(at.values())
         if key not in runs:
-            doing(f"measuring at {_said(at)} (run {len(runs) + 1})")
+            doing(f"measuring at {sizes_text(at)} (run {len(runs) + 1})")
             runs[key] = subject.at(at)
         return runs[key]
 
@@ -483,7 +480,7 @@ def _interpolated(subject: Subject, reason: str) -> Derived:
         tensors,
         dict(sizes),
         found.method,
-        (f"multiples of {_said(sizes)}",),
+        (f"multiples of {sizes_text(sizes)}",),
         (f"not symbolic: {reason}", *first.told),
     )
 

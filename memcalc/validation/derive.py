@@ -22,10 +22,9 @@ from memcalc.report import Column, Report
 from memcalc.validation import beside, families, hugging_face, whole
 from memcalc.validation.derivation import Derived, derive, total
 from memcalc.validation.forms import forms, how
-from memcalc.validation.modules import TYPES
 from memcalc.validation.symbolic_layer import derived_layer
-from memcalc.validation.validate import require
-from memcalc.validation.valueless import described, warned
+from memcalc.validation.validate import require, require_precision
+from memcalc.validation.valueless import error_text, warned
 
 AGAINST = ("ledger",)
 
@@ -157,7 +156,7 @@ class _Theirs(NamedTuple):
                 "--from transformers needs --implementation transformers-eager or "
                 f"transformers-sdpa, not {asked}"
             )
-        _require_type(given.get("precision", "bf16"))
+        require_precision(given.get("precision", "bf16"))
         content = catalog.content(target)
         if content is None:
             config = catalog.load(target, **given)
@@ -199,7 +198,7 @@ def _content(config: Config) -> dict[str, Any]:
     return {
         "model_type": family,
         **{key: value for key, value in sizes.items() if value is not None},
-        **families.described(family, model),
+        **families.as_config(family, model),
     }
 
 
@@ -240,7 +239,7 @@ def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any], Sequence[str]
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever the user's own code raises
-        raise UsageError(f"{target} failed: {described(error)}") from error
+        raise UsageError(f"{target} failed: {error_text(error)}") from error
     finally:
         with suppress(ValueError):
             sys.path.remove("")
@@ -264,11 +263,6 @@ def _types(made: Any) -> str:
 def _require_against(against: str | None) -> None:
     if against not in (None, *AGAINST):
         raise UsageError(f"against {against!r} is unknown; {nearest(str(against), AGAINST)}")
-
-
-def _require_type(precision: str) -> None:
-    if precision not in TYPES:
-        raise UsageError(f"--precision {precision} cannot run here; choose from {', '.join(TYPES)}")
 
 
 def _beside(

@@ -1,6 +1,6 @@
 """The families of Hugging Face's layers: their classes, config.json keys and modules' names.
 
-``described`` writes a Model as the family's config.json. ``memcalc.config.readers`` reads it back,
+``as_config`` writes a Model as the family's config.json. ``memcalc.config.readers`` reads it back,
 and the difference says whether the family has such a layer.
 """
 
@@ -408,13 +408,13 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def described(family: str, model: Model, kind: str = "") -> dict[str, Any]:
+def as_config(family: str, model: Model, kind: str = "") -> dict[str, Any]:
     """A model as a config.json of a family, whose first layer is of a kind.
 
     Without a kind the layers are the model's.
 
     >>> from memcalc.config import load
-    >>> described("gpt2", load("gpt2").model, "dense")["n_inner"]
+    >>> as_config("gpt2", load("gpt2").model, "dense")["n_inner"]
     3072
     """
     return {

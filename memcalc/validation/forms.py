@@ -6,6 +6,7 @@ from memcalc.formulas import Formula
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 from memcalc.validation.derivation import BUFFER, Derived, Kept, total
+from memcalc.validation.interpolation import sizes_text
 
 
 def report(derived: Derived, sizes: Mapping[str, int]) -> Report:
@@ -61,9 +62,11 @@ def _answer(totals: Mapping[str, tuple[Formula, int]], sizes: Mapping[str, int])
     if len(totals) == 1:
         ((formula, number),) = totals.values()
         return f"bytes saved for backward: {formula} = {format_bytes(number)}"
-    at = ", ".join(f"{letter} {size}" for letter, size in sizes.items())
     parts = ", ".join(f"{name} {format_bytes(number)}" for name, (_, number) in totals.items())
-    return f"saved for backward at {at}: {parts}"
+    return (
+        "saved for backward by one layer of each kind, and outside the layers, at "
+        f"{sizes_text(sizes)}: {parts}"
+    )
 
 
 def _listed(buffers: Sequence[Kept]) -> str:

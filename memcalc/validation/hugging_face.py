@@ -18,7 +18,7 @@ from memcalc.blocks.layer import masked, usual_kind
 from memcalc.config import Config, Model, Run
 from memcalc.config.readers import huggingface
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.validation.families import FAMILIES, described
+from memcalc.validation.families import FAMILIES, as_config
 from memcalc.validation.kernels import CudaKernels
 from memcalc.validation.modules import TYPES
 
@@ -75,31 +75,36 @@ def family(config: Config) -> str:
     return min(found, key=lambda name: (len(_that_matter(found[name], config)), len(found[name])))
 
 
+def nearest(config: Config) -> tuple[str, dict[str, Any]]:
+    """The nearest family, and what its layer has that differs from the model's."""
+    name = family(config)
+    return name, _that_matter(_differences(name, config), config)
+
+
 def require(config: Config) -> None:
-    """Refuse a model whose layer no family has, or not under its implementation.
+    """Refuse a model whose layer no family has, or none has under its implementation.
 
     Raises:
         UsageError: With the nearest family's layer.
         NoAttentionError: The family does not have this attention.
     """
-    nearest = family(config)
-    different = _that_matter(_differences(nearest, config), config)
+    closest, different = nearest(config)
     if different:
         ours = ", ".join(f"{name} {getattr(config.model, name)}" for name in different)
         theirs = ", ".join(f"{name} {value}" for name, value in different.items())
         raise UsageError(
             f"no known Hugging Face layer matches {config.model.name}, which has {ours}; the "
-            f"nearest, {nearest}'s, has {theirs}"
+            f"nearest, {closest}'s, has {theirs}"
         )
     if config.model.experts and config.run.precision != "bf16":
         raise UsageError(
             "MoE layers of Hugging Face need --precision bf16, as PyTorch's grouped_mm does"
         )
     name = config.run.implementation.name
-    remaining = REMAINING.get((nearest, name))
+    remaining = REMAINING.get((closest, name))
     if remaining is not None and remaining.bytes is None:
         raise NoAttentionError(
-            f"{nearest} has no {name} layer: {remaining.cause}; choose --implementation "
+            f"{closest} has no {name} layer: {remaining.cause}; choose --implementation "
             "transformers-eager"
         )
 
@@ -107,7 +112,7 @@ def require(config: Config) -> None:
 def _differences(name: str, config: Config) -> dict[str, Any]:
     """How a family's layers differ from a model, read back from its config.json."""
     model, kind = config.model, usual_kind(config)
-    content = {"model_type": name, "num_hidden_layers": 1, **described(name, model, kind)}
+    content = {"model_type": name, "num_hidden_layers": 1, **as_config(name, model, kind)}
     try:
         theirs = huggingface.read(content, model.name).model
     except MemcalcError:  # its config.json cannot describe this model
@@ -188,7 +193,7 @@ class HuggingFaceLayer(nn.Module):
 def layer_of(config: Config) -> HuggingFaceLayer:
     """The layer of a config's model, of its most frequent kind."""
     of, kind = family(config), usual_kind(config)
-    content = described(of, config.model, kind)
+    content = as_config(of, config.model, kind)
     return HuggingFaceLayer(of, content, config.run, masked=masked(config, kind))
 
 

@@ -104,10 +104,18 @@ def _confirm(
         at = tuple(
             degree + 2 + (further + i) % FURTHER for i, degree in enumerate(degrees.values())
         )
-        values = {
-            symbols.symbol(letter): n * size
-            for (letter, size), n in zip(sizes.items(), at, strict=True)
-        }
+        there = {letter: n * size for (letter, size), n in zip(sizes.items(), at, strict=True)}
+        values = {symbols.symbol(letter): size for letter, size in there.items()}
         if [each.subs(values) for each in expressions] != measured(at):
-            said = ", ".join(f"{letter} = {size}" for letter, size in values.items())
-            raise ValueError(f"its bytes do not follow the interpolated polynomial at {said}")
+            raise ValueError(
+                f"its bytes do not follow the interpolated polynomial at {sizes_text(there)}"
+            )
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """Sizes as text.
+
+    >>> sizes_text({"s": 64, "b": 3})
+    's = 64, b = 3'
+    """
+    return ", ".join(f"{letter} = {size}" for letter, size in sizes.items())

@@ -84,7 +84,7 @@ def on_each(
             with _uninterrupted():
                 for process in processes:
                     process.start()
-            return _answers(processes, Path(folder), timeout)
+            return _results(processes, Path(folder), timeout)
         finally:
             for process in processes:
                 if process.pid is not None:
@@ -113,7 +113,7 @@ def launched() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process prints the answer: it is alone, or rank 0 of a launch."""
+    """Whether this process prints the report: it is alone, or rank 0 of a launch."""
     return not launched() or os.environ["RANK"] == "0"
 
 
@@ -131,21 +131,23 @@ def _joined(
     if not dist.is_initialized():
         _use_gpu(backend, int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-    answers: list[Any] = [None] * size
+    results: list[Any] = [None] * size
     try:
-        dist.all_gather_object(answers, function(dist.get_rank(), *arguments))
+        dist.all_gather_object(results, function(dist.get_rank(), *arguments))
         dist.barrier()
     except MemcalcError:
         raise
     except Exception as error:
         raise RankError(f"rank {os.environ['RANK']} failed: {_shortly(error)}") from error
     dist.destroy_process_group()
-    return answers
+    return results
 
 
-def answer(rank: int, task: bytes) -> None:
-    """One rank: join the group, call the function, leave its answer in the folder."""
-    ranks, folder, backend, timeout, function, arguments = pickle.loads(task)  # of our own parent
+def run_task(rank: int, task: bytes) -> None:
+    """On one rank, join the process group, call the function, and write its result to a file."""
+    ranks, folder, backend, timeout, function, arguments = pickle.loads(
+        task
+    )  # written by this process's parent
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)  # ranks of one machine share its cores
     found: tuple[str, object]
@@ -163,9 +165,9 @@ def answer(rank: int, task: bytes) -> None:
         dist.destroy_process_group()
     except Exception as error:
         found = "failed", _shortly(error)
-    written = Path(folder, f"answer-{rank}.new")
+    written = Path(folder, f"result-{rank}.new")
     written.write_bytes(pickle.dumps(found))
-    written.rename(Path(folder, f"answer-{rank}"))
+    written.rename(Path(folder, f"result-{rank}"))
 
 
 def _use_gpu(backend: str, index: int) -> None:
@@ -174,10 +176,10 @@ def _use_gpu(backend: str, index: int) -> None:
         torch.cuda.set_device(index)
 
 
-def _answers(processes: Sequence[BaseProcess], folder: Path, timeout: int) -> list[Any]:
-    """Every rank's answer. Of several failures the first is raised: the others follow from it."""
+def _results(processes: Sequence[BaseProcess], folder: Path, timeout: int) -> list[Any]:
+    """Every rank's result. Of several failures the first is raised, as it caused the others."""
     deadline = time.monotonic() + timeout
-    waiting, answers = dict(enumerate(processes)), {}
+    waiting, results = dict(enumerate(processes)), {}
     while waiting:
         seconds = max(0.0, deadline - time.monotonic())
         ended = wait([process.sentinel for process in waiting.values()], seconds)
@@ -187,21 +189,21 @@ def _answers(processes: Sequence[BaseProcess], folder: Path, timeout: int) -> li
             raise RankError(f"no answer from rank {ranks} within {timeout} s")
         ready = [r for r, process in waiting.items() if not ended or process.sentinel in ended]
         for rank in sorted(ready, key=lambda rank: _written(folder, rank)):
-            answers[rank] = _answer(rank, waiting.pop(rank), folder)
-    return [answers[rank] for rank in range(len(processes))]
+            results[rank] = _result(rank, waiting.pop(rank), folder)
+    return [results[rank] for rank in range(len(processes))]
 
 
 def _path(folder: Path, rank: int) -> Path:
-    return folder / f"answer-{rank}"
+    return folder / f"result-{rank}"
 
 
 def _written(folder: Path, rank: int) -> int:
-    """When a rank answered; 0 if it has ended without an answer."""
+    """When a rank wrote its result; 0 if it ended without one."""
     path = _path(folder, rank)
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def _answer(rank: int, process: BaseProcess, folder: Path) -> Any:
+def _result(rank: int, process: BaseProcess, folder: Path) -> Any:
     path = _path(folder, rank)
     if not path.exists():
         process.join()

@@ -50,7 +50,8 @@ def sizes_apart(config: Config) -> dict[str, int]:
     return whole_sizes({name: _APART[name] for name in _base(config).example})
 
 
-# Primes (but D, a multiple of R), at which different sums of a few products have different values.
+# At these sizes, different sums of a few products have different values. D is a
+# multiple of R, and h of t; the others are primes.
 _APART = {"b": 101, "D": 85, "k": 1009, "R": 5, "t": 13, "S": 10007, "s": 10009} | {
     "A": 19,
     "K": 23,

@@ -60,7 +60,7 @@ def timings(config: Config, device: str) -> Report:
     most = max(slowest[1:], key=sum)
     threads = torch.get_num_threads() if config.parallel.tp == 1 else 1
     where = (
-        cuda.described() if device == "cuda" else f"the CPU, {counted(threads, 'thread')} per rank"
+        cuda.hardware() if device == "cuda" else f"the CPU, {counted(threads, 'thread')} per rank"
     )
     return Report(
         "validate",

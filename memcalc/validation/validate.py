@@ -249,7 +249,7 @@ def _backend_notes(config: Config, device: str) -> tuple[str, ...]:
         return (f"backend cpu: {ranks_}, real kernels; {setting(config)}",)
     unconfirmed = () if any(resources.names("measured", ".json")) else (UNCONFIRMED,)
     gpus = "1 GPU" if t == 1 else f"{t} GPUs"
-    return (f"backend cuda: {gpus}, {cuda.described()}", *unconfirmed)
+    return (f"backend cuda: {gpus}, {cuda.hardware()}", *unconfirmed)
 
 
 def _layer_notes(config: Config, device: str, against: str) -> tuple[str, ...]:
@@ -419,10 +419,7 @@ def require(
         UsageError: With what to choose instead.
     """
     kernels, model, t = config.run.implementation, config.model, config.parallel.tp
-    if config.run.precision not in TYPES:
-        raise UsageError(
-            f"--precision {config.run.precision} cannot run here; choose from {', '.join(TYPES)}"
-        )
+    require_precision(config.run.precision)
     if device == "cuda":
         if against != "own":
             raise UsageError("--device cuda runs memcalc's own layer only (--against own)")
@@ -446,16 +443,19 @@ def require(
         )
     lacks = "" if against == "transformers" else lacking(config)
     if lacks:
-        raise UsageError(f"memcalc's PyTorch layer does not support {lacks}; try {instead}")
+        raise UsageError(
+            f"memcalc's PyTorch layer does not support {lacks}{_way_out(config, instead)}"
+        )
     if against == "megatron":
         megatron.require(config)
     if against == "torch":
         dtensor.require(config)
     if against == "transformers":
         hugging_face.require(config)
-        if device != "meta" or config.parallel.tp > 1 or config.run.policy.regions:
+        parallel = config.parallel
+        if device != "meta" or parallel.tp * parallel.cp > 1 or config.run.policy.regions:
             raise UsageError(
-                "--against transformers needs --device meta, --tp 1 and --recompute none"
+                "--against transformers needs --device meta, --tp 1, --cp 1 and --recompute none"
             )
         return
     grouped = model.kv_heads != model.heads
@@ -464,6 +464,24 @@ def require(
             f"no PyTorch layer runs GQA with unfused attention as --implementation {kernels.name} "
             "counts it; choose --implementation megatron-local"
         )
+
+
+def require_precision(precision: str) -> None:
+    """Refuse a precision in which no layer can run.
+
+    Raises:
+        UsageError: With those that can.
+    """
+    if precision not in TYPES:
+        raise UsageError(f"--precision {precision} cannot run here; choose from {', '.join(TYPES)}")
+
+
+def _way_out(config: Config, instead: str) -> str:
+    """What to choose where memcalc's own layer lacks something, if that has it."""
+    _, different = hugging_face.nearest(config)
+    if different:
+        return ", and no known Hugging Face layer matches the model"
+    return f"; try {instead}" + (" and --cp 1" if config.parallel.cp > 1 else "")
 
 
 def _slope(peaks: tuple[int, ...]) -> int:

@@ -143,13 +143,13 @@ def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None
     except (MemcalcError, KeyboardInterrupt):
         raise
     except BaseException as error:  # whatever a user's module raises
-        raise StoppedError(f"it stopped {place}: {described(error)}") from error
+        raise StoppedError(f"it stopped {place}: {error_text(error)}") from error
 
 
-def described(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error's type and its message, in one short line.
 
-    >>> described(ValueError("no such size"))
+    >>> error_text(ValueError("no such size"))
     'ValueError: no such size'
     """
     try:

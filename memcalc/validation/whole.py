@@ -26,7 +26,7 @@ from memcalc.validation.derivation import (
 )
 from memcalc.validation.hugging_face import NoAttentionError
 from memcalc.validation.modules import TYPES
-from memcalc.validation.valueless import described
+from memcalc.validation.valueless import error_text
 
 OUTSIDE = "outside"
 TRIES = 3  # depths that are tried
@@ -70,7 +70,7 @@ class Whole(nn.Module):
         self.paired: bool = config.is_encoder_decoder
         self.run = run
         try:
-            with torch.device("meta"), _without_values():
+            with torch.device("meta"), _uninitialised():
                 made = _class_of(config).from_config(config, dtype=TYPES[run.precision])
         except Exception as error:  # whatever the family's own code raises
             if isinstance(error, ValueError) and "attention implementation" in str(error):
@@ -79,7 +79,7 @@ class Whole(nn.Module):
                     "transformers-eager"
                 ) from error
             raise InputError(
-                f"transformers cannot build this {self.family} model: {described(error)}"
+                f"transformers cannot build this {self.family} model: {error_text(error)}"
             ) from error
         self.model = made.train()
 
@@ -290,7 +290,7 @@ def _configured(content: Mapping[str, Any], run: Run, depth: int | None) -> Any:
         raise
     except Exception as error:  # whatever its validation raises
         raise InputError(
-            f"transformers refuses this config of {family}: {described(error)}"
+            f"transformers refuses this config of {family}: {error_text(error)}"
         ) from error
     config._attn_implementation = "eager" if kernels.attention == "unfused" else "sdpa"
     if any("expert" in key for key in words):
@@ -367,7 +367,7 @@ def _square(config: Any) -> tuple[int, int]:
 
 
 @contextmanager
-def _without_values() -> Iterator[None]:
+def _uninitialised() -> Iterator[None]:
     """Build models without initialising their weights."""
     from transformers.initialization import no_init_weights
 

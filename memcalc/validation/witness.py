@@ -177,9 +177,8 @@ def _recomputed(graph: Graph, config: Config, place: Place) -> Counted | None:
 
 
 def _backward_flops(layer: Layer, config: Config, place: Place) -> int:
-    with FlopCounterMode(
-        display=False
-    ):  # it decomposes operations, which must happen in both passes
+    # the counter decomposes operations, so it must be on in the forward pass too
+    with FlopCounterMode(display=False):
         y = layer(hidden_state(config, place))
     with FlopCounterMode(display=False) as counter:
         y.backward(torch.empty_like(y))

@@ -14,11 +14,11 @@ def work(rank: int, folder: str, task: bytes) -> None:
 
     Args:
         rank: The rank.
-        folder: The folder of the ranks' answers, removed here if the parent has ended.
-        task: What ``memcalc.validation.ranks.answer`` unpickles.
+        folder: The folder of the ranks' results; this process removes it if the parent has ended.
+        task: What ``memcalc.validation.ranks.run_task`` unpickles.
     """
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    resolve("memcalc.validation.ranks:answer")(rank, task)
+    resolve("memcalc.validation.ranks:run_task")(rank, task)
 
 
 def _end_with_parent(folder: str) -> None:

@@ -337,7 +337,9 @@ class TestConfigs:
             load("t5-11b", pp=2)
 
     def test_no_layer_here_is_validated_against_it(self):
-        with pytest.raises(UsageError, match="PyTorch layer does not support cross-attention"):
+        with pytest.raises(
+            UsageError, match="does not support cross-attention, and no known Hugging"
+        ):
             library.validate(load("t5-11b"), "meta")
 
     def test_a_bias_that_no_flash_kernel_takes_is_named(self):

@@ -173,7 +173,7 @@ class TestHuggingFace:
 
     def test_it_is_for_one_rank_on_meta(self):
         config = load("llama-3-8b", tp=2, implementation="transformers-sdpa")
-        with pytest.raises(UsageError, match="needs --device meta, --tp 1 and --recompute none"):
+        with pytest.raises(UsageError, match="needs --device meta, --tp 1, --cp 1 and"):
             validate(config, "meta")
 
 
