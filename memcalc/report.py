@@ -1,7 +1,6 @@
-"""A Report: what every question is answered with, whoever then shows it.
+"""A Report: the answer to a question, as a table with units and notes.
 
-A report is a table with units, and the notes without which its numbers would mislead. It knows
-nothing of how it is shown; ``memcalc.render`` does that.
+``memcalc.render`` shows it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -86,7 +86,7 @@ class LazyGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands and options that begin so, from the table."""
+        """The commands and options that begin with ``incomplete``, from the table."""
         commands = [
             CompletionItem(name, help=line)
             for name, (_, line) in COMMANDS.items()

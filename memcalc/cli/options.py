@@ -45,7 +45,7 @@ def _words(*choices: Iterable[str]) -> Callable[..., list[CompletionItem]]:
 
 
 def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A completion of MODEL: the catalogue's names, or files where none begins so."""
+    """A completion of MODEL: matching names of the catalogue, or else files."""
     known = [CompletionItem(name) for name in names() if name.startswith(incomplete.lower())]
     return known or [CompletionItem(incomplete, type="file")]
 
@@ -58,7 +58,7 @@ def complete_gpus(
     return [CompletionItem(name) for name in known if name.startswith(incomplete.lower())]
 
 
-# Heading of --help -> setting -> its option. A default is what holds where MODEL says nothing.
+# Heading of --help -> setting -> its option. [default: ...] applies if MODEL has no value.
 _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
     "Model": {
         "vocab_size": partial(
