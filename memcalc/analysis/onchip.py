@@ -59,7 +59,8 @@ class Chip(NamedTuple):
 
     Attributes:
         sms: SMs.
-        register_bytes: Registers per SM that weights may fill.
+        registers: Bytes of registers per SM.
+        usable: The share of these that weights may fill.
         shared_bytes: Shared memory per SM.
         flops: FLOP/s of these SMs.
         memory_bandwidth: Bytes per second from memory.
@@ -68,7 +69,8 @@ class Chip(NamedTuple):
     """
 
     sms: int
-    register_bytes: Fraction
+    registers: int
+    usable: Fraction
     shared_bytes: int
     flops: Fraction
     memory_bandwidth: int
@@ -87,30 +89,31 @@ class Chip(NamedTuple):
             raise UsageError(
                 f"rnn cannot answer for {gpu.name}: the catalogue lacks its {', '.join(lacking)}"
             )
-        assert gpu.sms
-        assert gpu.register_bytes
-        assert gpu.shared_bytes
-        assert gpu.l2_bytes
-        assert gpu.fp32_flops
-        sms = options.sms or gpu.sms
-        shared = options.shared_bytes or gpu.shared_bytes
-        if sms > gpu.sms:
-            raise UsageError(f"--sms {sms} is more than the {gpu.sms} SMs of {gpu.name}")
-        if shared > gpu.shared_bytes:
+        all_sms, registers, all_shared, l2, fp32 = (size for size in _needed(gpu).values() if size)
+        sms = options.sms or all_sms
+        shared = options.shared_bytes or all_shared
+        if sms > all_sms:
+            raise UsageError(f"--sms {sms} is more than the {all_sms} SMs of {gpu.name}")
+        if shared > all_shared:
             raise UsageError(
-                f"--shared-bytes {shared} is more than the {gpu.shared_bytes} bytes per SM of "
-                f"{gpu.name}"
+                f"--shared-bytes {shared} is more than the {all_shared} bytes per SM of {gpu.name}"
             )
-        peak = exact(options.peak_flops) if options.peak_flops else Fraction(gpu.fp32_flops)
+        peak = exact(options.peak_flops) if options.peak_flops else Fraction(fp32)
         return cls(
             sms,
-            exact(options.usable) * gpu.register_bytes,
+            registers,
+            exact(options.usable),
             shared,
-            peak * sms / gpu.sms,
+            peak * sms / all_sms,
             gpu.memory_bandwidth,
-            gpu.l2_bytes,
+            l2,
             exact(options.l2_bandwidth) if options.l2_bandwidth else None,
         )
+
+    @property
+    def register_bytes(self) -> Fraction:
+        """Registers per SM that weights may fill."""
+        return self.usable * self.registers
 
     def from_memory(self, read: Fraction) -> Fraction:
         """Of the bytes that every step reads, those from memory: none if L2 holds them all."""
@@ -124,14 +127,18 @@ def missing(gpu: Gpu) -> list[str]:
     >>> missing(gpu("gb200")), missing(gpu("h100"))
     (['SMs', 'fp32 FLOP/s'], [])
     """
-    needs = {
+    return [name for name, size in _needed(gpu).items() if size is None]
+
+
+def _needed(gpu: Gpu) -> dict[str, int | None]:
+    """What a fit needs to know of a GPU."""
+    return {
         "SMs": gpu.sms,
         "registers per SM": gpu.register_bytes,
         "shared memory per SM": gpu.shared_bytes,
         "L2 cache": gpu.l2_bytes,
         "fp32 FLOP/s": gpu.fp32_flops,
     }
-    return [name for name, value in needs.items() if value is None]
 
 
 class Fit(NamedTuple):

@@ -1,7 +1,7 @@
 """Backpropagation through time: what a recurrent network keeps, with and without checkpoints.
 
-Every later step keeps as much as the one before. What one step and two steps keep therefore gives
-what any number of steps keeps, in numbers or symbols.
+Every step after the first keeps equally much. The bytes of any number of steps therefore follow
+from those of one and of two steps, in numbers or symbols.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ CHECKPOINTED = Policy(frozenset({SEGMENT}))
 
 
 class Costs(NamedTuple):
-    """Bytes that time steps keep, of all layers.
+    """Bytes that time steps keep, summed over all layers.
 
     Attributes:
         input: Bytes of one step's input.
-        first: Bytes of the first step, with the states that it starts from, without its input.
+        first: Bytes of the first step, with its initial states and without its input.
         step: Bytes of every later step, without its input.
-        state: Bytes of a checkpoint: the states that a segment starts from.
+        state: Bytes of a checkpoint: the initial states of a segment.
     """
 
     input: Size
@@ -46,10 +46,10 @@ class Costs(NamedTuple):
         return steps * self.input + segments * self.state
 
     def peak(self, steps: int, every: int) -> int:
-        """The most that backward keeps: the checkpoints, and one segment recomputed.
+        """The most bytes kept during backward: the checkpoints and one recomputed segment.
 
-        The peak is in the last segment, or in the one before it if the last is short: by then the
-        checkpoint of the last one is freed.
+        The peak is in the last segment or, if that one is short, in the segment before, when the
+        last checkpoint is freed.
         """
         segments = -(-steps // every)
         last = self.checkpointed(steps, segments - 1) + self.segment(steps - every * (segments - 1))
@@ -58,11 +58,11 @@ class Costs(NamedTuple):
         return int(max(last, self.checkpointed(steps, segments - 2) + self.segment(every)))
 
     def even_peak(self, steps: Size, every: Size) -> Size:
-        """The same for evenly spaced checkpoints, in numbers or symbols."""
+        """The same if all segments are equally long, in numbers or symbols."""
         return self.checkpointed(steps, steps / every - 1) + self.segment(every)
 
     def best(self, steps: int) -> int:
-        """The steps between checkpoints with the least peak; the most of several, to keep less.
+        """The steps between checkpoints with the lowest peak; of several, the most steps.
 
         >>> vanilla = Costs(0, 2, 1, 1)  # a vanilla cell's, in units of a state
         >>> vanilla.peak(100, 10), vanilla.peak(100, 13)  # 9 + 11, 6 + 14
@@ -74,7 +74,7 @@ class Costs(NamedTuple):
 
 
 def costs(config: Recurrent, sizes: Mapping[str, Size] | None = None) -> Costs:
-    """The bytes that steps keep; ``sizes`` as for ``memcalc.blocks.rnn.rnn_graph``.
+    """The bytes that steps keep; ``sizes`` are as in ``memcalc.blocks.rnn.rnn_graph``.
 
     >>> costs(Recurrent(cell="lstm", hidden_size=1, batch_size=1))  # 4 gates, tanh, state, memory
     Costs(input=4, first=28, step=28, state=8)

@@ -91,7 +91,9 @@ def recompute(
 
 
 def _best(report: Report, policies: int, several: bool) -> str:
-    """The policy that saves most bytes per recomputed FLOP, in words and in the table's units.
+    """The policy that saves most bytes per recomputed FLOP, and the best one that adds no FLOPs.
+
+    Both in words and in the table's units.
 
     Args:
         report: The report, whose first rows are the policies.
@@ -99,15 +101,26 @@ def _best(report: Report, policies: int, several: bool) -> str:
         several: Whether there are several kinds of layers.
     """
     rows = report.rows[:policies]
-    kind, policy, kept, saved, extra, ratio = max(rows, key=lambda row: row[-1] or 0)
     unit = scales(report.columns, report.rows)
-    if not ratio:
-        return "no policy with extra FLOPs saves bytes here"
-    per = f"per {kind} layer" if several else "per layer"
-    return (
-        f"most bytes saved per extra FLOP: {policy}; it saves {in_scale(saved, unit['bytes'])} of "
-        f"{in_scale(kept + saved, unit['bytes'])} {per} for {in_scale(extra, unit['flops'])}"
-    )
+
+    def saving(row: tuple[Any, ...]) -> str:
+        kind, _, kept, saved, *_ = row
+        per = f"per {kind} layer" if several else "per layer"
+        whole = in_scale(kept + saved, unit["bytes"])
+        return f"saves {in_scale(saved, unit['bytes'])} of {whole} {per}"
+
+    best = max(rows, key=lambda row: row[-1] or 0)
+    line = "no policy with extra FLOPs saves bytes here"
+    if best[-1]:
+        line = (
+            f"most bytes saved per extra FLOP: {best[1]}; it {saving(best)} for "
+            f"{in_scale(best[4], unit['flops'])}"
+        )
+    free = [row for row in rows if row[3] and not row[4] and row[1] != "offload"]
+    if free:
+        most = max(free, key=lambda row: row[3])
+        line += f"; without extra FLOPs {most[1]} {saving(most)}"
+    return line
 
 
 def _filled(

@@ -89,7 +89,6 @@ def _on_chip(config: Recurrent, options: OnChip) -> Report:
 def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tuple[Any, ...]:
     chip = Chip.of(found, options)
     held = fit(config, chip, way, options)
-    registers = chip.register_bytes / exact(options.usable)
     resident = held.resident_seconds
     return (
         found.name,
@@ -98,7 +97,7 @@ def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tu
         float(way.value_bytes + way.index_bytes),
         round(held.weight_bytes),
         round(held.weight_bytes_per_sm),
-        float(100 * held.weight_bytes_per_sm / registers),
+        float(100 * held.weight_bytes_per_sm / chip.registers),
         held.resident_in,
         held.largest,
         held.largest_with_shared,

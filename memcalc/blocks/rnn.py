@@ -1,7 +1,7 @@
-"""Recurrent cells over time: (s, b, i) -> (s, b, h), a step after the other, layers within a step.
+"""Stacks of recurrent cells: (s, b, i) -> (s, b, h), step by step and within a step layer by layer.
 
-A cell is its forward pass, as a layer's blocks are. Every step reads the one before it, and all of
-them the same weights: what they keep is what backpropagation through time needs.
+A cell is its forward pass, as every block is. Every step reads the states of the step before, and
+all steps share their weights. What they keep is what backpropagation through time needs.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,34 +14,34 @@ from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis, Mesh, Size
 
 SEGMENT = "segment"  # the region of the steps between two checkpoints
-RECURRENT = "recurrent"  # how the product with a state is named
+RECURRENT = "recurrent"  # in the name of a GEMM with a state
 
 State: TypeAlias = tuple[Tensor, ...]
 
 
 def vanilla(g: Graph, name: str, x: Tensor, state: State, fused: bool, shared: bool) -> State:
     """x (b, i) and a state (b, h) -> the next state: tanh(Wx + Uh). Elman 1990."""
-    input_, recurrent = _products(g, name, x, state[0], 1, shared)
+    input_, recurrent = _gemms(g, name, x, state[0], 1, shared)
     return (ops.vanilla_cell(g, name, input_, recurrent),)
 
 
 def gru(g: Graph, name: str, x: Tensor, state: State, fused: bool, shared: bool) -> State:
     """x (b, i) and a state (b, h) -> the next state, by three gates. Cho et al. 2014."""
-    input_, recurrent = _products(g, name, x, state[0], 3, shared)
+    input_, recurrent = _gemms(g, name, x, state[0], 3, shared)
     run = ops.fused_gru_cell if fused else ops.gru_cell
     return (run(g, name, input_, recurrent, state[0]),)
 
 
 def lstm(g: Graph, name: str, x: Tensor, state: State, fused: bool, shared: bool) -> State:
     """x (b, i), a state and a memory (b, h) -> the next two, by four gates. Gers et al. 2000."""
-    input_, recurrent = _products(g, name, x, state[0], 4, shared)
+    input_, recurrent = _gemms(g, name, x, state[0], 4, shared)
     run = ops.fused_lstm_cell if fused else ops.lstm_cell
     return run(g, name, input_, recurrent, state[1])
 
 
 Cell = Callable[[Graph, str, Tensor, State, bool, bool], State]
 
-# Cell -> its step, and the tensors that are its state.
+# For each cell, its step, and the names of the tensors in its state.
 CELLS: dict[str, tuple[Cell, tuple[str, ...]]] = {
     "vanilla": (vanilla, ("state",)),
     "gru": (gru, ("state",)),
@@ -60,7 +60,7 @@ def rnn_graph(
     Args:
         config: The cells.
         steps: How many time steps.
-        every: Steps between checkpoints, each segment a region of its own; None has no regions.
+        every: Steps between checkpoints. Each segment is then a region; None is no checkpoints.
         sizes: Sizes by letter, b, h and i (the first layer's input), instead of the config's own:
             ints, Fractions or symbols.
 
@@ -88,10 +88,10 @@ def rnn_graph(
     return g
 
 
-def _products(
+def _gemms(
     g: Graph, name: str, x: Tensor, state: Tensor, gates: int, shared: bool
 ) -> tuple[Tensor, Tensor]:
-    """A cell's two products, for all of its gates: with its input, and with its state."""
+    """The outputs of a cell's two GEMMs, of its input and of its state, for all its gates."""
     h = state.axes[-1]
     width = h if gates == 1 else h.times(gates)
     input_ = ops.gates(g, f"{name}_input", x, width, shared)

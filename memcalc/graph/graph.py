@@ -57,9 +57,9 @@ class Save(NamedTuple):
         tensor: The tensor.
         reason: Why it is saved.
         source: Where that is documented or implemented.
-        small: Whether it is one of the small buffers that the paper's accounting leaves out: a few
-            bytes per token or row, with no hidden size and no s x s in its shape.
-        for_weights: Whether a weight gradient needs it, which a zero-bubble schedule computes late.
+        small: Whether the paper's accounting leaves it out: a few bytes per token or row, without h
+            or s x s in its shape.
+        for_weights: Whether a weight gradient needs it. Zero-bubble schedules compute these late.
     """
 
     tensor: Tensor
@@ -96,7 +96,7 @@ class Weight(NamedTuple):
         name: Its name.
         axes: Its axes.
         shared: Whether it belongs to another operation and counts there; backward computes a
-            gradient for it all the same.
+            gradient for it here too.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Weight(NamedTuple):
 class Scratch(NamedTuple):
     """Bytes that an operation needs only while it runs.
 
-    They are beside its inputs, outputs and saved tensors, and beside the gradients of these.
+    Its inputs, outputs and saved tensors, and their gradients, are not among them.
 
     Attributes:
         forward: In the forward pass.
@@ -204,10 +204,10 @@ class Op(NamedTuple):
             multiply-add is two.
         moves: The collectives it runs.
         weights: The parameters it owns.
-        causal: Whether a causal mask makes half of its products needless.
-        scratch: What it has in hand while it runs.
-        in_place: Whether the gradient of its input is written over what it keeps.
-        holds: Tensors that variables of its caller still refer to in the forward pass.
+        causal: Whether a causal mask hides half of the scores that its GEMMs compute or read.
+        scratch: Bytes that it needs only while it runs.
+        in_place: Whether backward writes the gradient of its input over a saved tensor.
+        holds: Tensors that variables of the calling function keep alive until the operation ends.
     """
 
     name: str
@@ -234,10 +234,10 @@ class Graph:
 
     Attributes:
         mesh: The ranks that share the pass.
-        dtype_bytes: Bytes of an element of an activation, where an operation does not differ.
-        linear_bytes: Bytes in which linears keep an element of their input; None is as it is.
+        dtype_bytes: Bytes per element of activations, unless an operation has another dtype.
+        linear_bytes: Bytes per element of the inputs that linears save; None: saved as they are.
         ops: The operations so far.
-        shared: Inputs that are kept once for many such graphs, and so in none of them.
+        shared: Inputs that many graphs share. They are kept once, and counted in none of these.
 
     >>> graph = Graph(Mesh())
     >>> with graph.region("layer"):
@@ -256,9 +256,9 @@ class Graph:
 
     @contextmanager
     def region(self, name: str, alone: bool = True) -> Iterator[None]:
-        """What is recorded inside belongs to the named region, and to those around it.
+        """Operations recorded inside belong to the named region and to those around it.
 
-        A region that is not ``alone`` is part of another's kernel: no policy selects it.
+        A region that is not ``alone`` is part of another region's kernel: no policy selects it.
         """
         outside = self._regions
         self._regions = (*outside, Region(name, alone))
@@ -268,7 +268,7 @@ class Graph:
             self._regions = outside
 
     def input(self, name: str, axes: tuple[Axis, ...], shared: bool = False) -> Tensor:
-        """An activation that comes from outside the graph; ``shared``: as other graphs' inputs."""
+        """An activation from outside the graph; ``shared`` if other graphs read it too."""
         tensor = Tensor(name, axes, self.dtype_bytes)
         if shared:
             self.shared.add(tensor)
@@ -293,5 +293,5 @@ class Graph:
         self.ops.append(Op(name, kind, *made, causal, scratch, in_place))
 
     def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Variables of a function that returns now referred to these tensors until here."""
+        """Keep tensors of a function that returns now alive until the last operation ends."""
         self.ops[-1] = self.ops[-1]._replace(holds=tuple(tensors))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from memcalc import comm, flops, formula, gpus, layer, ledger, models
+from memcalc import comm, flops, formula, gpus, layer, ledger, models, recompute
 from memcalc.answers.models import model
 from memcalc.config import load
 from memcalc.symbols import LETTERS
@@ -69,6 +69,21 @@ def test_comm_begins_with_what_a_gpu_sends():
     sent = sum(row["bytes_per_rank"] for row in report.records() if row["scope"] == "iteration")
     assert report.answer.startswith(f"one GPU sends {sent / 2**30:.2f} GiB per iteration, ")
     assert comm(load("llama-3-8b")).answer == "a GPU sends nothing"
+
+
+def test_recompute_begins_with_the_best_policy_and_the_best_one_without_flops():
+    """The norms' outputs, 4sbh bytes, are recomputed without a GEMM (Korthikanti et al., table 2).
+
+    Without dropout and softmax, 5as^2b over t = 8 ranks, the core saves most per FLOP.
+    """
+    s, b, h, a, t = 2048, 4, 6144, 64, 8
+    whole = s * b * h * (10 + 24 / t) + 5 * a * s**2 * b / t
+    core, norms = 5 * a * s**2 * b / t, 4 * s * b * h
+    assert recompute(load("22b")).answer == (
+        f"most bytes saved per extra FLOP: selective, early stop; it saves {core / 2**20:.0f} MiB "
+        f"of {whole / 2**20:,.0f} MiB per layer for {2 * b * s**2 * h / 10**9:.2f} GFLOP; without "
+        f"extra FLOPs layernorm saves {norms / 2**20:.0f} MiB of {whole / 2**20:,.0f} MiB per layer"
+    )
 
 
 def test_models_begin_with_their_number_and_one_with_its_size():

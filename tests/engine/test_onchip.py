@@ -243,7 +243,7 @@ class TestRoofline:
         )
 
     def test_a_step_takes_its_longest_part(self):
-        chip = Chip(1, Fraction(0), 0, Fraction(10), 5, 100, Fraction(20))
+        chip = Chip(1, 0, Fraction(1), 0, Fraction(10), 5, 100, Fraction(20))
         seconds = [
             step_seconds(chip, Fraction(30), Fraction(0), Fraction(0)),
             step_seconds(chip, Fraction(0), Fraction(80), Fraction(0)),

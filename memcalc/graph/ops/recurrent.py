@@ -14,17 +14,17 @@ FUSED_LSTM_CELL = plain("fused_lstm_cell")
 
 
 def time_step(g: Graph, name: str, x: Tensor) -> Tensor:
-    """x (s, b, ...) -> (b, ...): what one step reads, a view of x. Saves nothing."""
+    """x (s, b, ...) -> (b, ...): the input of one time step, a view of x. Saves nothing."""
     out = Tensor(name, x.axes[1:], x.dtype_bytes, kept_as=x)
     g.record(name, TIME_STEP, (x,), (out,))
     return out
 
 
 def gates(g: Graph, name: str, x: Tensor, width: Axis, shared: bool) -> Tensor:
-    """x (b, in) -> (b, gates of h): a GEMM with a weight and a bias, for all gates of a cell.
+    """x (b, in) -> (b, width): one GEMM, with a weight and a bias, for all gates of a cell.
 
-    Saves its input: the weight's gradient is x^T dy. ``shared`` says whether the weight is that of
-    an earlier step, and not counted here.
+    Saves its input, which the weight gradient needs. ``shared`` says whether the weight is that of
+    an earlier step and so is not counted again.
     """
     b, features = x.axes
     out = Tensor(f"{name}_output", (b, width), x.dtype_bytes)
@@ -42,9 +42,9 @@ def gates(g: Graph, name: str, x: Tensor, width: Axis, shared: bool) -> Tensor:
 
 
 def vanilla_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor) -> Tensor:
-    """The outputs of both GEMMs (b, h) -> the next state (b, h): a tanh of their sum.
+    """The outputs of both GEMMs (b, h) -> the next state (b, h), the tanh of their sum.
 
-    Saves its output, from which tanh's gradient is computed and which the next step reads.
+    Saves its output, from which the gradient of tanh is computed.
     """
     state = Tensor(f"{name}_state", input_.axes, input_.dtype_bytes)
     save = Save(state, "output of tanh: its gradient is computed from it", TORCH_RNN)
@@ -53,11 +53,12 @@ def vanilla_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor) -> Tens
 
 
 def gru_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor, state: Tensor) -> Tensor:
-    """Both products (b, 3h) and the state (b, h) -> the next state, operation by operation.
+    """The outputs of both GEMMs (b, 3h) and the state (b, h) -> the next state, op by op.
 
-    Saves the recurrent product, whose first two parts have become the reset and update gates in
-    place; its third part as it was before the reset gate multiplied it in place; the new gate, an
-    output of tanh; and the old state less the new gate, before the update gate multiplies it.
+    Saves the output of the recurrent GEMM, in which the reset and update gates have overwritten
+    the first two parts; a copy of its third part from before the reset gate scales it in place;
+    the new gate, an output of tanh; and the difference of the old state and the new gate, from
+    before the update gate scales it in place.
     """
     candidate, new, less, out = (
         Tensor(f"{name}_{part}", state.axes, state.dtype_bytes)
@@ -76,10 +77,10 @@ def gru_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor, state: Tens
 def lstm_cell(
     g: Graph, name: str, input_: Tensor, recurrent: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Both products (b, 4h) and the memory (b, h) -> next state and memory, op by op.
+    """The outputs of both GEMMs (b, 4h) and the memory (b, h) -> next state and memory, op by op.
 
-    Saves the four gates, made in place of the recurrent product; the memory, which the forget gate
-    multiplies; and the tanh of the next memory.
+    Saves the four gates, which overwrite the output of the recurrent GEMM; the memory, which the
+    forget gate scales; and the tanh of the next memory.
     """
     out, next_, tanh_ = _lstm_made(name, memory)
     saves = (
@@ -92,9 +93,9 @@ def lstm_cell(
 
 
 def fused_gru_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor, state: Tensor) -> Tensor:
-    """The same as ``gru_cell`` in one kernel of CUDA's.
+    """The same as ``gru_cell`` in one CUDA kernel.
 
-    Saves a workspace (b, 5h) for its backward and, for a backward of backward, all its inputs.
+    Saves a workspace (b, 5h) for backward and, for double backward, all its inputs.
     """
     b, h = state.axes
     work = Tensor(f"{name}_workspace", (b, h.times(5)), state.dtype_bytes)
@@ -110,10 +111,10 @@ def fused_gru_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor, state
 def fused_lstm_cell(
     g: Graph, name: str, input_: Tensor, recurrent: Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same as ``lstm_cell`` in one kernel of CUDA's.
+    """The same as ``lstm_cell`` in one CUDA kernel.
 
-    Saves a workspace (b, 4h), the memory and the next memory for its backward and, for a backward
-    of backward, both products.
+    Saves a workspace (b, 4h), the memory and the next memory for backward and, for double
+    backward, the outputs of both GEMMs.
     """
     out, next_, _ = _lstm_made(name, memory)
     work = Tensor(f"{name}_workspace", recurrent.axes, recurrent.dtype_bytes)
@@ -127,7 +128,7 @@ def fused_lstm_cell(
 
 
 def _lstm_made(name: str, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The next state, the next memory, and that one's tanh."""
+    """The next state, the next memory, and the tanh of the next memory."""
     state, next_, tanh_ = (
         Tensor(f"{name}_{part}", memory.axes, memory.dtype_bytes)
         for part in ("state", "memory", "memory_tanh")
