@@ -74,7 +74,7 @@ def test_comm_begins_with_what_a_gpu_sends():
 def test_recompute_begins_with_the_best_policy_and_the_best_one_without_flops():
     """The norms' outputs, 4sbh bytes, are recomputed without a GEMM (Korthikanti et al., table 2).
 
-    Without dropout and softmax, 5as^2b over t = 8 ranks, the core saves most per FLOP.
+    The core has 5as^2b over t ranks; with early stop only QK^T is computed again, 2bs^2h FLOPs.
     """
     s, b, h, a, t = 2048, 4, 6144, 64, 8
     whole = s * b * h * (10 + 24 / t) + 5 * a * s**2 * b / t
