@@ -1,6 +1,6 @@
-"""What a GPU holds beside states and activations: workspaces and buffers of frameworks.
+"""Workspaces and buffers of frameworks, which a GPU holds beside states and activations.
 
-Every function returns the parts on one rank of one stage, or none.
+The functions return the parts on one rank of one stage.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ MEGATRON_MASK = (
 )
 MEGATRON_ROTARY = "Megatron-core models/common/embeddings/rotary_pos_embedding.py: lru_cache"
 
-HANDLES = 2  # of cuBLAS: one for the forward thread, one for autograd's
+HANDLES = 2  # cuBLAS handles: one of the forward thread, one of autograd's thread
 GROUPED_STREAMS = 4  # of Transformer Engine's grouped GEMMs
 FRAMEWORK = "framework-dependent"
 
@@ -53,7 +53,7 @@ def lasting(config: Config, stage: int) -> list[Part]:
 
 
 def between_steps(config: Config, stage: int) -> list[Part]:
-    """What the pipeline's schedule keeps after a step."""
+    """What the pipeline's schedule keeps after an iteration."""
     chunks_ = config.parallel.chunks_per_rank
     if config.parallel.pp == 1 or not steps_with_megatron(config):
         return []
@@ -65,7 +65,7 @@ def between_steps(config: Config, stage: int) -> list[Part]:
 
 
 def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
-    """What the pipeline's schedule and the data loader hold while a micro-batch passes.
+    """What the pipeline's schedule and the data loader hold during a forward or backward pass.
 
     Args:
         config: The model, its parallelism and its run.
@@ -99,15 +99,15 @@ def is_megatron(config: Config) -> bool:
 
 
 def steps_with_megatron(config: Config) -> bool:
-    """Whether Megatron-core also runs the step, with its schedule and its gradient buffers.
+    """Whether Megatron-core also runs the iteration, with its schedule and gradient buffers.
 
-    GEMMs accumulate into a gradient only in such a buffer (``main_grad``).
+    GEMMs accumulate weight gradients only in such a buffer (``main_grad``).
     """
     return is_megatron(config) and config.parallel.sharder in ("megatron", "megatron-fsdp")
 
 
 def fuses_gradients(config: Config) -> bool:
-    """Whether GEMMs accumulate weight gradients directly, without a tensor of their own.
+    """Whether GEMMs add weight gradients to the gradient buffer, without tensors in between.
 
     Megatron-LM of 2022 does so too.
     """
@@ -116,7 +116,7 @@ def fuses_gradients(config: Config) -> bool:
 
 
 def has_te(config: Config) -> bool:
-    """Whether Transformer Engine's modules make the layers."""
+    """Whether the layers are made of Transformer Engine's modules."""
     return config.run.implementation.norms_in_linears
 
 
@@ -131,7 +131,7 @@ def has_head(config: Config, stage: int) -> bool:
 
 
 def unknown(config: Config) -> list[str]:
-    """The libraries whose workspaces are not counted, because no NVIDIA GPU is named.
+    """The libraries whose workspaces are not counted because no NVIDIA GPU is given.
 
     >>> from memcalc.config import load
     >>> unknown(load("llama-3-8b")), unknown(load("llama-3-8b", gpu="h100"))
@@ -180,7 +180,7 @@ def _cublas(capability: int, version: tuple[int, ...] | None) -> int:
 
 
 def _dummies(config: Config, stage: int) -> Iterator[Part]:
-    """Placeholders for fused weight gradients: one per shape of a weight."""
+    """Placeholders for weight gradients that are fused: one per shape of a weight."""
     run = config.run
     if not has_te(config) or not fuses_gradients(config):
         return
@@ -201,7 +201,7 @@ def _dummies(config: Config, stage: int) -> Iterator[Part]:
 
 
 def _gathered(config: Config, stage: int) -> Iterator[Part]:
-    """Megatron-core's global buffer, in which its own GEMMs and attention work."""
+    """Megatron-core's global buffer, which its own linears, attention and dispatcher share."""
     run, parallel = config.run, config.parallel
     if not is_megatron(config):
         return
@@ -232,9 +232,9 @@ def _rotary(config: Config) -> Iterator[Part]:
 def _deferred(config: Config, stage: int) -> Iterator[Part]:
     """Logit gradients and hidden states of micro-batches whose head gradient is deferred.
 
-    A hidden state holds its micro-batch's graph, and that graph holds its leaf: the input that the
-    stage received, with its gradient. Those of the current and of the previous micro-batch are
-    counted elsewhere.
+    A hidden state keeps its micro-batch's autograd graph alive, and with it the leaf of this graph:
+    the input that the stage received, with its gradient. Those of the current and the previous
+    micro-batch are counted elsewhere.
     """
     run, parallel = config.run, config.parallel
     number = min(run.environment.deferred_gradients, config.microbatches)

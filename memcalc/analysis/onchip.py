@@ -1,8 +1,9 @@
 """On chip: whether recurrent weights, dense or pruned, stay in a GPU over all time steps.
 
-A persistent kernel keeps them in the registers of the streaming multiprocessors (SMs; Diamos et al.
-2016), pruned ones as pairs of value and index (Zhu et al. 2018). Here weights are spread evenly
-over SMs, which is a bound: whole rows per SM need a little more. Times are rooflines: lower bounds.
+A persistent kernel keeps weights in the registers of the streaming multiprocessors (SMs; Diamos et
+al. 2016), and pruned weights as pairs of a value and an index (Zhu et al. 2018). Here every SM has
+the same share of the weights; a kernel that gives whole rows to SMs needs a little more. Times are
+lower bounds, from rooflines.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from memcalc.errors import UsageError
 from memcalc.graph.mesh import Size, elements
 
 REGISTERS, SHARED, MEMORY = "registers", "shared", "memory"
-MOST = 2**25  # the search for a hidden size ends here; no GPU holds a larger one
+MOST = 2**25  # the largest hidden size that is searched; no GPU holds a larger one
 
 
 class Storage(NamedTuple):
@@ -46,7 +47,7 @@ class Storage(NamedTuple):
         return f"{stored} {float(self.value_bytes):g}{index}"
 
     def bytes(self, weights: Size) -> Size:
-        """Bytes of a number of weights, counted before pruning.
+        """Bytes of so many weights, of which pruning leaves a share of ``density``.
 
         >>> float(Storage(Fraction(3, 10), Fraction(4), Fraction(4)).bytes(2304**2))
         12740198.4
@@ -116,7 +117,7 @@ class Chip(NamedTuple):
         return self.usable * self.registers
 
     def from_memory(self, read: Fraction) -> Fraction:
-        """Of the bytes that every step reads, those from memory: none if L2 holds them all."""
+        """The part of the bytes read per step that comes from memory: none if L2 holds them all."""
         return read if read > self.l2_bytes else Fraction(0)
 
 
@@ -146,7 +147,7 @@ class Fit(NamedTuple):
 
     Attributes:
         weight_bytes: Bytes of all recurrent weights.
-        weight_bytes_per_sm: Bytes of weights per SM, evenly spread.
+        weight_bytes_per_sm: Bytes of weights per SM, in even shares.
         state_bytes_per_sm: Bytes of hidden states per SM; every SM keeps all of them.
         states_fit: Whether these fit in shared memory.
         resident_in: Where the weights stay: ``registers``, registers and ``shared`` memory, or
@@ -157,8 +158,8 @@ class Fit(NamedTuple):
             they are not kept there.
         flops: FLOPs per step, of the stored weights.
         memory_bytes: Bytes of weights read from memory per step: 0 if they stay on chip or in L2.
-        l2_traffic_bytes: Bytes through L2 per step: every SM reads all hidden states, which are
-            written once.
+        l2_traffic_bytes: Bytes of hidden states through L2 per step: they are written once, and
+            every SM reads all of them.
         resident_seconds: Lower bound of a step whose weights stay on chip; None if they do not.
         streamed_seconds: Lower bound of a step that reads its weights from memory, or from L2 if
             they fit there.
@@ -233,7 +234,7 @@ def fit(config: Recurrent, chip: Chip, storage: Storage, options: OnChip) -> Fit
     >>> fit(config, chip, dense, options).largest
     1915
     """
-    of_one = recurrent_weights(config, {"b": 1, "h": 1, "i": 1})  # they grow with h^2
+    of_one = recurrent_weights(config, {"b": 1, "h": 1, "i": 1})  # all grow with h^2
     width = exact(options.activation_bytes)
 
     def in_registers(h: int) -> bool:

@@ -1,11 +1,11 @@
 """Pipeline schedules: the order in which a stage works, and what is in flight when.
 
-A schedule is a generator of steps, in the order in which the framework runs them. What a stage
-holds is never a formula here: the order is walked.
+A schedule is a generator of steps, in the order in which the framework runs them. No formula says
+what a stage holds: the steps are walked.
 
-Zero-bubble schedules split a backward pass in two: the gradients of a chunk's inputs, for which the
-previous stage waits, and those of its weights, for which no stage waits (Qi et al. 2023, arXiv
-2401.10241, section 2).
+Zero-bubble schedules split each backward pass in two: first the gradients of a chunk's inputs, for
+which the previous stage waits, later those of its weights, for which no stage waits (Qi et al.
+2023, arXiv 2401.10241, section 2).
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ BACKWARD = "backward"  # both halves at once
 BACKWARD_INPUTS = "inputs"
 BACKWARD_WEIGHTS = "weights"
 
-# The most passes that are walked, over all stages: interleaved, 128 stages of 16 chunks each; 1F1B,
-# 1,024 stages. Real pipelines need far fewer, and more would take seconds.
+# The most passes over all stages that are walked: enough for 128 interleaved stages of 16 chunks,
+# or for 1,024 stages of 1F1B. Real pipelines need far fewer, and more would take seconds.
 MOST_PASSES = 2**21
-MOST_DRAWN = 2**18  # of a timeline, which holds all of them at once
-MOST_FILLED = 2**18  # with --fill, which walks them again for each number that it tries
+MOST_DRAWN = 2**18  # in a timeline, which holds all passes at once
+MOST_FILLED = 2**18  # with --fill, which walks all passes for each number that it tries
 
 MOST_ROUNDS = 4  # of micro-batches, in a timeline
 
@@ -45,7 +45,7 @@ class InFlight(NamedTuple):
 
     Attributes:
         whole: Micro-batches in flight, with all that their backward needs.
-        waiting: Micro-batches of which only the weight gradients are still to be computed.
+        waiting: Micro-batches that lack only their weight gradients.
     """
 
     whole: int = 0
@@ -70,7 +70,7 @@ def places(parallel: Parallel, stage: int) -> list[int]:
 
 
 def gpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
-    """GPipe (Huang et al. 2019, figure 2c): all forward, then all backward, the last first.
+    """GPipe (Huang et al. 2019, figure 2c): all forward, then all backward, last micro-batch first.
 
     >>> shown(gpipe(0, 2, 3))
     'f0 f1 f2 b2 b1 b0'
@@ -125,10 +125,10 @@ def zb_h2(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
 
 
 def zb_v(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
-    """ZB-V (Qi et al. 2023, section 6): two chunks, the pipeline goes down the stages and up again.
+    """ZB-V (Qi et al. 2023, section 6): two chunks, down the stages and up again.
 
-    With fewer micro-batches than fill the pipeline, the order is that of a full one without the
-    missing micro-batches, as in PyTorch (distributed/pipelining/schedules.py,
+    Too few micro-batches to fill the pipeline run in the order of a full pipeline, without the
+    micro-batches that are missing, as in PyTorch (distributed/pipelining/schedules.py,
     ``ScheduleZBVZeroBubble``).
 
     >>> shown(zb_v(1, 2, 3))
@@ -170,13 +170,13 @@ def dualpipe(stage: int, stages: int, microbatches: int) -> Iterator[Step]:
 
     The first half of them goes down the stages, through the first chunk of each rank; the second
     half goes up, through the second chunks. The eight parts are those of deepseek-ai/DualPipe
-    (dualpipe.py, ``step``). A forward that overlaps with a backward comes before it, since both are
-    held then.
+    (dualpipe.py, ``step``). A forward that overlaps with a backward comes first here, since both
+    are in flight then.
 
     >>> shown(dualpipe(0, 2, 4))
     'f0 f2.1 f1 b2.1 f3.1 b0 b3.1 i1 w1'
 
-    The micro-batches are an even number, at least two per stage: ``Config`` refuses others.
+    There must be an even number of micro-batches, at least two per stage: ``Config`` checks it.
     """
     half, near = microbatches // 2, min(stage, stages - 1 - stage)
     far = stages // 2 - near - 1
@@ -224,8 +224,8 @@ def order(
 ) -> Iterator[Step]:
     """The order of work of a stage, by the schedule of the pipeline.
 
-    A full pipeline repeats itself. So only as many micro-batches are walked as change what a stage
-    holds.
+    A full pipeline repeats itself, so only the micro-batches are walked that change the most that a
+    stage holds.
 
     Raises:
         ConfigError: The schedule cannot run so many micro-batches, or there are more than ``most``
@@ -241,7 +241,7 @@ def order(
 
 
 def passes(parallel: Parallel, microbatches: int) -> int:
-    """The passes, over all stages, of so many micro-batches.
+    """The passes of so many micro-batches over all stages.
 
     >>> passes(Parallel(pp=4, vpp=2), 8)
     128
@@ -303,12 +303,12 @@ def peak(
     weight: Callable[[int], int],
     waiting: Callable[[int], int] = lambda chunk: 0,
 ) -> dict[int, InFlight]:
-    """What a stage holds of each chunk when it holds most bytes.
+    """What a stage holds of each chunk when it holds the most bytes.
 
     Args:
         steps: The stage's order.
-        weight: The bytes of one micro-batch of a chunk until its backward.
-        waiting: Its bytes from there until its weight gradients are computed.
+        weight: The bytes of one micro-batch of a chunk until its backward pass.
+        waiting: Its bytes after that, until its weight gradients are computed.
 
     >>> peak(one_f_one_b(0, 4, 100), lambda chunk: 1)
     {0: InFlight(whole=4, waiting=0)}
@@ -332,11 +332,12 @@ def peak(
 
 
 def kept_whole(steps: Iterable[Step], whole: int, window: int, chunks: int) -> Iterator[Step]:
-    """An order in which some passes keep all activations, while the others are recomputed.
+    """The same order, with some passes that keep all activations and are not recomputed.
 
-    Of every ``window`` consecutive forwards of a stage, the first ``whole`` keep all. Their chunks
-    are numbered from ``chunks`` on. (Korthikanti et al. 2022, appendix C; Megatron-core,
-    pipeline_parallel/schedules.py: num_microbatches_with_partial_activation_checkpoints.)
+    Of every ``window`` consecutive forwards of a stage, the first ``whole`` keep all activations.
+    Their chunks are numbered from ``chunks`` on. (Korthikanti et al. 2022, appendix C;
+    Megatron-core, pipeline_parallel/schedules.py:
+    num_microbatches_with_partial_activation_checkpoints.)
 
     >>> shown(kept_whole(one_f_one_b(0, 2, 4), whole=1, window=2, chunks=1))
     'f0.1 f1 b0.1 f2.1 b1 f3 b2.1 b3'
@@ -350,7 +351,7 @@ def kept_whole(steps: Iterable[Step], whole: int, window: int, chunks: int) -> I
 
 
 class Timed(NamedTuple):
-    """A step with its start and end; a third of a micro-batch's work takes 1."""
+    """A step with its start and end, in units of a forward pass."""
 
     step: Step
     start: int
@@ -358,9 +359,9 @@ class Timed(NamedTuple):
 
 
 def timeline(parallel: Parallel, microbatches: int) -> list[list[Timed]]:
-    """When each stage runs each step, where a forward and each half of a backward take 1.
+    """When each stage runs each step. A forward pass and each half of a backward pass take 1.
 
-    A step starts once the stage is free and its input has come from the previous or next stage.
+    A step starts when the stage is free and has its input from the previous or next stage.
 
     >>> [timed.start for timed in timeline(Parallel(pp=2), 2)[1]]
     [1, 2, 4, 5]
@@ -405,7 +406,7 @@ def shown(steps: Iterable[Step]) -> str:
 
 
 def _needs(step: Step, place: int, chunks: int) -> Iterator[tuple[str, int, int]]:
-    """The passes that must end before a step of the chunk at a position can start."""
+    """The passes that must end before a step can start; ``place`` is its chunk's position."""
     i = step.microbatch
     if step.phase == FORWARD:
         if place > 0:
@@ -419,7 +420,7 @@ def _needs(step: Step, place: int, chunks: int) -> Iterator[tuple[str, int, int]
 
 
 def _drawn(parallel: Parallel, microbatches: int) -> int:
-    """How many micro-batches a timeline has: of a long pipeline fewer rounds, but at least one."""
+    """How many micro-batches a timeline shows: fewer rounds of a long pipeline, at least one."""
     for rounds in range(MOST_ROUNDS, 0, -1):
         walked = _walked(parallel, microbatches, parallel.scheduling.rounds and rounds)
         if (number := passes(parallel, walked)) <= MOST_DRAWN:
@@ -462,7 +463,7 @@ def _late_weights(warmup: int, late: int, microbatches: int) -> Iterator[Step]:
 
 
 def _numbered() -> Callable[[str, int], Step]:
-    """A function that returns the next step of a phase and chunk, with micro-batches in order."""
+    """A function that returns the next micro-batch's step of a phase and chunk."""
     taken: dict[tuple[str, int], int] = {}
 
     def take(phase: str, chunk: int) -> Step:

@@ -1,12 +1,12 @@
-"""PyTorch's caching allocator: what it counts as allocated beyond the requests.
+"""PyTorch's caching allocator: the bytes that it counts as allocated beyond the requests.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp. A request is rounded up to 512 bytes and
 gets the smallest free block that holds it. The rest of that block is split off as a free block,
-unless it is at most 1 MiB and the request is larger than 1 MiB: then the whole block counts as
+unless the request is larger than 1 MiB and the rest is not: then the whole block counts as
 allocated.
 
-Which blocks are free depends on the order of requests. Here it is that of Megatron-core's layers,
-with or without Transformer Engine:
+Which blocks are free depends on the order of requests. Here this is the order of Megatron-core's
+layers, with or without Transformer Engine:
 
 - Dropout and the residual sum are one kernel (fused_bias_dropout.py).
 - Queries, keys and values are views of the output of one GEMM, which attention.py
@@ -30,11 +30,11 @@ SOURCE = (
     "PyTorch c10/cuda/CUDACachingAllocator.cpp: should_split; Megatron-core's order of allocations"
 )
 ROUND = 512  # kMinBlockSize
-SMALL = 2**20  # kSmallSize: the largest request of the small pool, and the largest unsplit rest
-SEGMENT = 20 * 2**20  # kLargeBuffer: a segment that requests below LARGE share
+SMALL = 2**20  # kSmallSize: the largest request of the small pool and largest unsplit rest
+SEGMENT = 20 * 2**20  # kLargeBuffer: the size of a segment for requests below LARGE
 LARGE = 10 * 2**20  # kMinLargeAlloc
-STEP = 2 * 2**20  # kRoundLarge: what larger segments are rounded up to
-MOST = 24  # passes that are walked; further ones are assumed to be like these
+STEP = 2 * 2**20  # kRoundLarge: larger segments are a multiple of this
+MOST = 24  # passes that are walked; later ones are assumed to need as much
 
 
 def rounded(size: int) -> int:
@@ -47,11 +47,11 @@ def rounded(size: int) -> int:
 
 
 def _is_large(size: int) -> bool:
-    """Whether a request is one of the large pool."""
+    """Whether a request belongs to the large pool."""
     return size > SMALL
 
 
-Key = Tensor | str  # a tensor, or the operation that packed several
+Key = Tensor | str  # a tensor, or the name of the operation that packs several
 
 
 class Block:
@@ -76,7 +76,7 @@ class Block:
 
 
 class Segments:
-    """The large pool of an allocator. Smaller requests, whose blocks are always split, are ignored.
+    """The large pool of an allocator. The small pool always splits blocks and is not tracked.
 
     Attributes:
         unsplit: The bytes that count as allocated beyond the requests.
@@ -128,7 +128,7 @@ class Segments:
         self._add(block)
 
     def repeat(self, number: int, work: Callable[[], object]) -> None:
-        """Repeat some work. Once it leaves the free blocks as they were, it is only counted."""
+        """Repeat some work. Once it leaves the free blocks as they were, the rest is multiplied."""
         for done in range(1, number + 1):
             before, counted = self._free.copy(), self.unsplit
             work()
@@ -161,8 +161,8 @@ class Step(NamedTuple):
 
     Attributes:
         scratch: Bytes that it needs only while it runs.
-        takes: What it allocates, with its bytes.
-        gives: What is freed when it is done.
+        takes: What it allocates, with the bytes of each.
+        gives: What is freed when it ends.
     """
 
     scratch: int
@@ -171,13 +171,13 @@ class Step(NamedTuple):
 
 
 def unsplit(layers: Sequence[tuple[Graph, Policy, int]], copies: bool) -> tuple[int, bool]:
-    """Bytes of unsplit blocks beside the activations that they hold.
+    """Bytes of unsplit blocks beyond the activations in them.
 
-    Layers run forward one after another, micro-batch by micro-batch, into free segments, as
-    Megatron-core's do. Passes after the first ``MOST`` are assumed to be like these.
+    The layers run forward one after another, for one micro-batch after another, as Megatron-core's
+    do. No block is allocated before. Passes after the first ``MOST`` are assumed to need as much.
 
     Args:
-        layers: The layers, each with what is recomputed of it, and how many passes of it are in
+        layers: The layers, each with its recomputation and with how many of its passes are in
             flight.
         copies: Whether attention copies queries, keys and values out of their packed tensor.
 
@@ -217,7 +217,7 @@ def _unsplit(passes: tuple[tuple[Graph, Policy], ...], copies: bool) -> int:
 
 
 def _pass(segments: Segments, plan: Iterable[Step]) -> None:
-    """The forward pass of a layer: its saved tensors and its outputs have blocks afterwards."""
+    """Run a layer forward; afterwards only its saved tensors and outputs have blocks."""
     blocks: dict[Key, Block | None] = {}
     for step in plan:
         at_work = segments.take(step.scratch)
@@ -236,7 +236,7 @@ def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Step
         last.update(dict.fromkeys((homes.get(tensor, tensor) for tensor in used), index))
     for index, op in enumerate(ops):
         if _packs(op):
-            last[op.name] = max(last.get(op.name, index), _next_product(ops, index))
+            last[op.name] = max(last.get(op.name, index), _next_gemm(ops, index))
     stay = {homes.get(tensor, tensor) for tensor in (*kept_, *ops[-1].outputs)}
     made: set[Key] = set()
     alive: list[Key] = []
@@ -253,7 +253,7 @@ def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Step
 
 
 def _homes(ops: Sequence[Op], copies: bool) -> dict[Tensor, Key]:
-    """Tensors without memory of their own, each with its owner; packed ones belong to their op."""
+    """Tensors without memory of their own, each with the tensor or operation that owns it."""
     homes: dict[Tensor, Key] = {}
     for index, op in enumerate(ops):
         following = [each for each in ops[index + 1 : index + 2] if each.kind is ADD]
@@ -293,11 +293,11 @@ def _packs(op: Op) -> bool:
 
 
 def _goes_round(op: Op) -> bool:
-    """Whether keys and values are packed in a block that is sent around the ring."""
+    """Whether it packs keys and values in a block and sends that around the ring."""
     return any(move.collective == "send_receive" for move in op.moves)
 
 
-def _next_product(ops: Sequence[Op], index: int) -> int:
+def _next_gemm(ops: Sequence[Op], index: int) -> int:
     """The next GEMM with a weight: until then the caller refers to the packed tensor."""
-    products = (later for later in range(index + 1, len(ops)) if ops[later].kind.gemm == OF_WEIGHT)
-    return next(products, index)
+    gemms = (later for later in range(index + 1, len(ops)) if ops[later].kind.gemm == OF_WEIGHT)
+    return next(gemms, index)

@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer states of every stage.
 
-Parameters are read off the graphs of a stage's chunks. The recipe says how many bytes each takes,
-and ``Parallel.zero`` which of these are sharded.
+Parameters are read off the graphs of a stage's chunks. A recipe says how many bytes each parameter
+takes, and ``Parallel.zero`` which of these bytes are sharded.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ STATES = {
 TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows and by columns"
 REDUCED = "PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce"
 BUCKETS = "DeepSpeed runtime/zero/stage_1_and_2.py, backward: ipg_buffer of reduce_bucket_size"
-# Weights of a rank that are laid out one by one; DeepSeek-V3 whole on one rank has 50,000.
+# The most weights of a rank that are laid out; all of DeepSeek-V3 on one rank has 50,000.
 MOST_WEIGHTS = 2**18
 DEEPSPEED_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
 DEEPSPEED_SUB_GROUP = 10**9  # elements that its stage 3 steps at once: default sub_group_size
@@ -48,11 +48,11 @@ class Recipe(NamedTuple):
     """Bytes that one parameter takes while training, before sharding.
 
     Attributes:
-        weight: The weight that the passes use.
+        weight: The weight that forward and backward use.
         gradient: Its gradient, accumulated over micro-batches.
         master: The master weight.
         moment: One of the optimizer's moments.
-        moments: How many of these there are, of most weights.
+        moments: The number of moments that most weights have.
     """
 
     weight: int
@@ -77,7 +77,7 @@ class Recipe(NamedTuple):
 
 
 RECIPES = {
-    # 16-bit weights, fp32 gradients; Adam's fp32 master copy and two moments
+    # 16-bit weights, fp32 gradients, fp32 master weights and Adam's two moments
     "paper": Recipe(weight=2, gradient=4, master=4, moment=4),
 }
 
@@ -114,8 +114,8 @@ class Kind(NamedTuple):
 def parameters(config: Config, stage: int) -> "Counter[Kind]":
     """The parameters that a rank of a stage holds, before sharding over data-parallel ranks.
 
-    A tied head's weight is a copy of the embedding on a stage without the embedding. So is the
-    table with which multi-token prediction layers embed.
+    A stage without the embedding has a copy of its table if it has a tied head or multi-token
+    prediction layers, which embed tokens.
 
     >>> from memcalc.config import load
     >>> h, v, s, t = 6144, 51200, 2048, 8
@@ -144,7 +144,7 @@ def copies(config: Config, stage: int) -> Iterator[str]:
 
 
 def states(config: Config, stage: int) -> list[Part]:
-    """What a rank of a stage holds from step to step: weights, gradients, optimizer states.
+    """What a rank of a stage always holds: weights, gradients, optimizer states.
 
     Raises:
         ConfigError: The experts' ranks or the shards do not divide the ranks of a stage.
@@ -163,7 +163,7 @@ def states(config: Config, stage: int) -> list[Part]:
     found: list[Part] = []
 
     def add(name: str, group: str, zero: int, sizes: dict[Kind, int], source: str = "") -> None:
-        """A part of experts and one of all else, sharded from a ZeRO stage on."""
+        """Add a part for experts and one for all else, sharded from ZeRO stage ``zero`` on."""
         for expert in (False, True):
             shards = shard_ranks(config, expert) if config.parallel.zero >= zero else 1
             mine = [kind for kind in sizes if kind.expert == expert]
@@ -194,10 +194,10 @@ def states(config: Config, stage: int) -> list[Part]:
 
 
 def unsplit(config: Config, stage: int) -> Iterator[Part]:
-    """Bytes of unsplit blocks beside weights, gradients and master weights, on the last rank.
+    """Bytes of unsplit blocks beyond weights, gradients and master weights, on the last rank.
 
-    They are allocated first, in Megatron-core's order: the weights; their buffers, which hold a
-    model's parameters from the last to the first; a master copy of each weight or shard.
+    Megatron-core allocates these first, in this order: the weights; the buffers of weights and
+    gradients, in which the model's last parameter comes first; the master weights or their shards.
 
     Raises:
         ConfigError: A rank holds too many weights.
@@ -227,7 +227,7 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
 def _unsplit(
     weights: tuple[tuple[Kind, int, int], ...], each: Recipe, shards: tuple[int, ...]
 ) -> int:
-    """The bytes for these weights; ``shards`` are those of all else and of experts, if sharded."""
+    """The bytes for these weights; ``shards``: numbers of shards of all else and of experts."""
     segments = Segments()
     blocks = []
     for kind, size, number in weights:
@@ -259,7 +259,7 @@ def _unsplit(
 
 
 def _last_shard(sizes: Sequence[int], shards: int) -> list[int]:
-    """What the last shard has of each size, where they are laid out from the last to the first."""
+    """What the last shard has of each weight, if the buffer begins with the last weight."""
     rest, found = -(-sum(sizes) // shards), []
     for size in sizes:
         found.append(min(size, rest))
@@ -284,7 +284,7 @@ def _in_order(config: Config, stage: int) -> Iterator[tuple[Kind, int, int]]:
 def buckets(config: Config, stage: int, phase: str) -> list[Part]:
     """Buffers of a rank for gathering weights and reducing gradients.
 
-    Megatron-LM gathers and reduces within its buffers of weights and gradients, and needs no other.
+    Megatron-LM needs none: it gathers and reduces in its buffers of weights and gradients.
 
     Args:
         config: The model, its parallelism and its run.
@@ -311,7 +311,7 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
         if each.master == 4 and each.gradient < 4 and parallel.sharder != "fsdp2":
             certainty = "framework-dependent"
             at_once = parallel.sharder == "deepspeed" and parallel.zero == 3
-            if at_once and number > DEEPSPEED_SUB_GROUP:  # and the rest of its last parameter
+            if at_once and number > DEEPSPEED_SUB_GROUP:  # and what its last parameter has beyond
                 number, certainty = DEEPSPEED_SUB_GROUP, "estimated"
             name = "fp32 gradients for the master weights"
             add(name, 4 * number, certainty, STATES[parallel.sharder])
@@ -355,7 +355,7 @@ def weight_bytes(run: Run, kind: Kind) -> int:
 
 
 def shard_ranks(config: Config, expert: bool) -> int:
-    """Over how many ranks the states of experts, or of all else, are split where they are."""
+    """The ranks that shard the states of experts, or of all else, if they are sharded."""
     parallel = config.parallel
     ranks = parallel.expert_replicas if expert else parallel.replicas
     if parallel.replicas == 1:
@@ -375,10 +375,7 @@ def _graphs(config: Config, stage: int) -> "Counter[str]":
 
 
 def _units(config: Config, stage: int, trained: bool = False) -> list[int]:
-    """Parameters of each unit that is gathered at once: the embedding, each layer, the head.
-
-    All of them, or only the trained ones.
-    """
+    """Parameters, or trained ones, of each unit that is gathered: embedding, each layer, head."""
     layers = [kind for names in chunks(config, stage) for kind in names]
     there = _graphs(config, stage)
     names = [EMBEDDING] * there[EMBEDDING] + layers + [HEAD] * there[HEAD]
@@ -400,9 +397,9 @@ def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
 
 @lru_cache(1024)
 def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
-    """The weights of one graph on a rank: their elements, and how many have that size.
+    """The weights of one graph on a rank: kind, elements of each, and how many are alike.
 
-    Each expert has its own.
+    Every expert has a weight of its own.
     """
     ends = {EMBEDDING: embedding_graph, HEAD: head_graph}
     graph = ends[name](config) if name in ends else layer_graph(config, kind=name)
@@ -419,10 +416,10 @@ def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
 
 
 def stages_with_table(config: Config) -> list[int]:
-    """The stages with the embedding's table or a copy of it, over which its gradients are reduced.
+    """The stages that hold the embedding's table and all-reduce its gradients.
 
-    A schedule with two copies of all weights (DualPipe) has none: the table is reduced with the
-    other weights of the copies.
+    None under a schedule with two copies of all weights (DualPipe): there the table's gradients
+    are reduced with those of the other weights.
 
     >>> from memcalc.config import load
     >>> stages_with_table(load("22b", pp=4)), stages_with_table(load("llama-3-8b", pp=4))
