@@ -428,8 +428,8 @@ def _experts_note(
     )
     if shown:
         yield (
-            f"largest peak of all stages, allocated: {shown}; routers are uneven at first, so "
-            "measured peaks grow over the first steps"
+            f"largest peak of all stages, allocated: {shown}; routers become less "
+            "balanced over the first steps, so measured peaks grow"
         )
 
 
