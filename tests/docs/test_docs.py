@@ -92,6 +92,20 @@ def test_every_page_is_linked_and_every_link_leads_somewhere():
     assert all((ROOT / link).exists() for link in links)
 
 
+def test_files_that_the_pages_show_are_read(memcalc, tmp_path):
+    model, run = (
+        re.search(r"```json\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)[1]
+        for page in ("layers.md", "runs.md")
+    )
+    path = tmp_path / "mine.json"
+    path.write_text(model)
+    assert memcalc(f"layer {path}").status == 0
+    path.write_text(" ".join(run.split()))
+    (row,) = memcalc(f"backtest {path} --format json").document["rows"]
+    assert (row["id"], row["unmodelled"]) == ("gpt.mine@A100", "")
+    assert row["predicted_peak_bytes"] > 0
+
+
 def test_every_command_is_documented():
     for name in COMMANDS:
         assert re.search(rf"`memcalc {name}\b", README), name
