@@ -143,7 +143,8 @@ def _of_states(config: Config, stage: int, micro: int, partly: Size) -> Iterator
     step, or, where they are sharded, in every forward and backward pass.
     """
     parallel, each = config.parallel, recipe(config.run)
-    size = each.weight if parallel.sharder == "deepspeed" and parallel.zero else each.gradient
+    sharder = parallel.sharding
+    size = each.weight if sharder.weights_dtype and parallel.zero else each.gradient
     tables = stages_with_table(config)
     yield _over("all_reduce", "backward", "partial", each.gradient * partly, parallel.tp)
     if stage in tables and EMBEDDING not in config.run.frozen:
@@ -164,14 +165,9 @@ def _of_states(config: Config, stage: int, micro: int, partly: Size) -> Iterator
             "all_reduce", "backward", part, Fraction(gradients, split), ranks // split, times
         )
         weights = sum(n * weight_bytes(config.run, kind) for kind, n in held.items())
-        phases = GATHERS.get((parallel.sharder, parallel.zero), GATHERS[parallel.zero])
-        for phase in phases:
+        for phase in sharder.gathers[parallel.zero]:
             times = 1 if phase == "step" else micro
             yield _over("all_gather", phase, part, weights, split, times)
-
-
-# The passes in which weights are gathered, by ZeRO stage.
-GATHERS = {1: ("step",), 2: ("step",), 3: ("forward", "backward"), ("fsdp2", 2): ("forward",)}
 
 
 def _over(

@@ -21,6 +21,7 @@ from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.config.recompute import Policy
+from memcalc.frameworks.record import READ
 
 LEDGER = "the ledger: `memcalc ledger`"
 
@@ -92,7 +93,7 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     names = [name for chunk in chunks(config, stage) for name in chunk]
     held = stages.stage(config, stage, "exact")
     there = [*states(config, stage), *buffers.lasting(config, stage)]
-    if buffers.is_megatron(config):
+    if config.run.implementation.maker.known_order:
         there += unsplit(config, stage)
     phases = [
         Phase(name, [part for part in (*there, *parts) if part.bytes])
@@ -121,8 +122,9 @@ def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
         yield "forward", [*_in_flight(config, held, without), *blocks, *coming, *parts]
     if held.head:
         flying, head = [*_in_flight(config, held), *blocks], head_graph(config)
+        maker = config.run.implementation.maker
         yield "loss", [*flying, *coming, *_of_end("head", "logits", walk.forward(head))]
-        moment = walk.backward(head, own=_own(config), gathers=not buffers.is_megatron(config))
+        moment = walk.backward(head, own=_own(config), gathers=not maker.global_buffer)
         yield "head backward", [*flying, *passing, *_of_end("head", "logits", moment)]
     if names:
         without, parts = _worst_layer(config, names, _backward, again)
@@ -170,14 +172,15 @@ def _forward(config: Config, kind: str, policy: Policy) -> Moment:
 @lru_cache(256)
 def _backward(config: Config, kind: str, policy: Policy) -> Moment:
     """The moment of a layer's backward pass that holds most."""
-    theirs, te = buffers.is_megatron(config), buffers.has_te(config)
-    graph = layer_graph(config, kind=kind)
-    return walk.backward(graph, policy, _own(config), gathers=te or not theirs, reentrant=theirs)
+    kernels, graph = config.run.implementation, layer_graph(config, kind=kind)
+    gathers = kernels.transformer_engine or not kernels.maker.global_buffer
+    reentrant = kernels.maker.reentrant
+    return walk.backward(graph, policy, _own(config), gathers=gathers, reentrant=reentrant)
 
 
 def _own(config: Config) -> int:
     """Bytes per element of a weight gradient that is not fused into its buffer, or 0."""
-    in_buckets = config.parallel.sharder == "fsdp2"  # counted there, unsharded
+    in_buckets = config.parallel.sharding.reduce_buffer  # counted there, unsharded
     return 0 if buffers.fuses_gradients(config) or in_buckets else config.run.activation_bytes
 
 
@@ -203,7 +206,8 @@ def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
 
 def _unsplit(config: Config, held: Held) -> Iterator[Part]:
     """Bytes of unsplit blocks beside the layers' activations, in Megatron-core's order of work."""
-    if not buffers.is_megatron(config) or config.run.environment.expandable_segments:
+    known = config.run.implementation.maker.known_order
+    if not known or config.run.environment.expandable_segments:
         return
     there = chunks(config, held.stage)
     kinds = {kind for names in there for kind in names}
@@ -217,7 +221,7 @@ def _unsplit(config: Config, held: Held) -> Iterator[Part]:
     kernels = config.run.implementation
     copies = kernels.attention == "flash" and (kernels.batch_first or config.parallel.cp > 1)
     size, all_walked = segments.unsplit(layers, copies)
-    certainty = buffers.FRAMEWORK if all_walked else "estimated"
+    certainty = READ if all_walked else "estimated"
     yield Part(
         "allocator blocks not split: activations", size, "buffers", certainty, segments.SOURCE
     )

@@ -22,26 +22,15 @@ from memcalc.config import PRECISION_BYTES, Config, Run, fields
 from memcalc.config.optimizers import ALL, MATRICES, OPTIMIZERS, OTHERS
 from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS
 from memcalc.errors import ConfigError
+from memcalc.frameworks.record import ESTIMATED, READ
 from memcalc.graph.graph import OF_WEIGHT
 from memcalc.graph.ops.ends import EMBEDDING as LOOKUP
 
 EMBEDDING, HEAD = "embedding", "head"
 
-# Where a framework keeps its weights, gradients and states.
-STATES = {
-    "megatron": "Megatron-core param_and_grad_buffer.py, optimizer.py, distrib_optimizer.py",
-    "megatron-fsdp": "Megatron-core distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py",
-    "deepspeed": "DeepSpeed runtime/zero/stage_1_and_2.py, stage3.py",
-    "fsdp2": "PyTorch distributed/fsdp/_fully_shard/_fsdp_param.py",
-    "nanotron": "nanotron optim/zero.py, optim/gradient_accumulator.py",
-}
 TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows and by columns"
-REDUCED = "PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce"
-BUCKETS = "DeepSpeed runtime/zero/stage_1_and_2.py, backward: ipg_buffer of reduce_bucket_size"
 # The most weights of a rank that are laid out; all of DeepSeek-V3 on one rank has 50,000.
 MOST_WEIGHTS = 2**18
-DEEPSPEED_BUCKET = 500_000_000  # elements: DeepSpeed's default reduce_bucket_size
-DEEPSPEED_SUB_GROUP = 10**9  # elements that its stage 3 steps at once: default sub_group_size
 
 
 class Recipe(NamedTuple):
@@ -155,7 +144,7 @@ def states(config: Config, stage: int) -> list[Part]:
     >>> {part.name: part.bytes / n for part in states(config, 0)}
     {'weights': 2.0, 'gradients': 4.0, 'master weights': 1.0, "Adam's moments": 2.0}
     """
-    run, each, sharder = config.run, recipe(config.run), config.parallel.sharder
+    run, each, sharder = config.run, recipe(config.run), config.parallel.sharding
     held = parameters(config, stage)
     trained = [kind for kind in held if kind.trained]
     own = each.master or each.weight
@@ -170,9 +159,9 @@ def states(config: Config, stage: int) -> list[Part]:
             size = sum(sizes[kind] * -(-held[kind] // shards) for kind in mine)
             if size:
                 label = f"{name} of experts" if expert else name
-                found.append(Part(label, size, group, "exact", source or STATES[sharder]))
+                found.append(Part(label, size, group, "exact", source or sharder.source))
 
-    if sharder == "fsdp2":
+    if sharder.own_master:
         add("weights", "weights", 2, dict.fromkeys(held, own))
     else:
         add("weights", "weights", 3, {kind: weight_bytes(run, kind) for kind in held})
@@ -181,7 +170,7 @@ def states(config: Config, stage: int) -> list[Part]:
         name = "fp8 copies of linear weights"
         found.append(Part(name, size, "weights", "framework-dependent", TE_COPIES))
     add("gradients", "gradients", 2, dict.fromkeys(trained, each.gradient))
-    if sharder != "fsdp2":
+    if not sharder.own_master:
         add("master weights", "optimizer", 1, dict.fromkeys(trained, each.master))
     weights = {
         ALL: trained,
@@ -207,7 +196,7 @@ def unsplit(config: Config, stage: int) -> Iterator[Part]:
     ['allocator blocks not split: states']
     """
     parallel = config.parallel
-    if parallel.sharder != "megatron" or config.run.environment.expandable_segments:
+    if not parallel.sharding.known_order or config.run.environment.expandable_segments:
         return
     shards = tuple(shard_ranks(config, expert) for expert in (False, True)) if parallel.zero else ()
     weights = tuple(_in_order(config, stage))
@@ -297,7 +286,7 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
     ['gathered weights of one layer and the next']
     """
     run, parallel, each = config.run, config.parallel, recipe(config.run)
-    found = []
+    sharder, found = parallel.sharding, []
 
     def add(name: str, size: int, certainty: str, source: str) -> None:
         found.append(Part(name, size, "buffers", certainty, source))
@@ -308,35 +297,33 @@ def buckets(config: Config, stage: int, phase: str) -> list[Part]:
         if optimizer.step_bytes:
             size, source = optimizer.step_bytes * number, optimizer.moments[0].source
             add("optimizer's step", size, "estimated", source)
-        if each.master == 4 and each.gradient < 4 and parallel.sharder != "fsdp2":
-            certainty = "framework-dependent"
-            at_once = parallel.sharder == "deepspeed" and parallel.zero == 3
-            if at_once and number > DEEPSPEED_SUB_GROUP:  # and what its last parameter has beyond
-                number, certainty = DEEPSPEED_SUB_GROUP, "estimated"
+        if each.master == 4 and each.gradient < 4 and not sharder.own_master:
+            certainty, at_once = READ, sharder.step_elements if parallel.zero == 3 else None
+            if at_once is not None and number > at_once:  # and the rest of its last parameter
+                number, certainty = at_once, ESTIMATED
             name = "fp32 gradients for the master weights"
-            add(name, 4 * number, certainty, STATES[parallel.sharder])
+            add(name, 4 * number, certainty, sharder.source)
         return found
-    if parallel.sharder == "fsdp2" and parallel.zero == 2:
+    if parallel.zero == sharder.gathered_at:
         size = each.weight * parameters(config, stage).total()
-        add("gathered weights", size, "framework-dependent", STATES["fsdp2"])
+        add("gathered weights", size, READ, sharder.source)
     elif parallel.zero == 3:
         units = _units(config, stage)
         pairs = zip(units, [*units[1:], 0], strict=True)
-        certainty = "framework-dependent" if parallel.sharder == "fsdp2" else "estimated"
-        name = "gathered weights of one layer and the next"
-        add(name, each.weight * max(map(sum, pairs)), certainty, STATES[parallel.sharder])
-    if phase == "backward" and parallel.sharder == "fsdp2":
+        name, certainty = "gathered weights of one layer and the next", sharder.gathers_certainty
+        add(name, each.weight * max(map(sum, pairs)), certainty, sharder.source)
+    if phase == "backward" and sharder.reduce_buffer:
         size = (each.weight + each.gradient) * max(_units(config, stage, trained=True))
         add(
             "gradients of one layer, unsharded and in the reduce buffer",
             size,
-            "framework-dependent",
-            REDUCED,
+            READ,
+            sharder.reduce_buffer,
         )
-    elif phase == "backward" and parallel.sharder == "deepspeed" and parallel.zero:
-        number = 2 if parallel.zero == 3 else 1  # where communication overlaps by default
-        size = number * each.weight * (run.bucket or DEEPSPEED_BUCKET)
-        add("gradient reduction buckets", size, "framework-dependent", BUCKETS)
+    elif phase == "backward" and sharder.bucket is not None and parallel.zero:
+        elements = run.bucket or sharder.bucket
+        size = sharder.buckets[parallel.zero] * each.weight * elements
+        add("gradient reduction buckets", size, READ, sharder.bucket_source)
     return found
 
 

@@ -7,7 +7,7 @@ from memcalc.analysis import communication
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
-from memcalc.config.parallel import SHARDERS, ZERO
+from memcalc.config.parallel import ZERO
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
 
@@ -63,7 +63,7 @@ def comm(config: Config) -> Report:
     parts = {traffic.part for traffic in scopes["iteration"]}
     lines += tuple(said for part, said in PARTS.items() if part in parts)
     if {"weights", "experts"} & parts:
-        sharded = SHARDED.format(ZERO[config.parallel.zero], SHARDERS[config.parallel.sharder])
+        sharded = SHARDED.format(ZERO[config.parallel.zero], config.parallel.sharding.summary)
         lines += (sharded if config.parallel.zero else WHOLE,)
     if config.parallel.sp and config.parallel.tp > 1:
         lines += (

@@ -16,7 +16,7 @@ from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
 from memcalc.config.gpus import gpu, is_gpu, smallest
 from memcalc.config.optimizers import OPTIMIZERS
-from memcalc.config.parallel import SHARDERS, ZERO
+from memcalc.config.parallel import ZERO
 from memcalc.config.run import UNBALANCED
 from memcalc.errors import UsageError
 from memcalc.report import Column, Report, scales
@@ -377,12 +377,13 @@ def _of_a_parameter(config: Config) -> str:
     """Bytes per parameter, before anything is sharded."""
     run, each = config.run, recipe(config.run)
     weight, optimizer = each.weight, each.optimizer
-    if config.parallel.sharder == "fsdp2":  # the weight is its own master weight
+    own_master = config.parallel.sharding.own_master
+    if own_master:
         weight, optimizer = each.master or each.weight, each.optimizer - each.master
     linears = ""
     if run.precision == "fp8":
         own, copies_ = (1, 1) if run.fp8_params else (2, 2)
-        own = weight if config.parallel.sharder == "fsdp2" else own
+        own = weight if own_master else own
         linears = f" (linear layers: {own} B, and {copies_} B of fp8 copies)"
     return (
         f"per parameter: weight {weight} B{linears}, gradient {each.gradient} B, {run.optimizer} "
@@ -396,7 +397,7 @@ def _split(config: Config) -> str:
     what = ZERO[parallel.zero]
     if parallel.zero == 0:
         return "nothing is sharded over data-parallel ranks"
-    who = SHARDERS[parallel.sharder]
+    who = parallel.sharding.summary
     if parallel.replicas == 1 and not (experts and parallel.expert_replicas > 1):
         return (
             f"nothing is sharded: there is one data-parallel rank (--dp); more ranks would shard "

@@ -17,12 +17,13 @@ from memcalc.config.catalog import names
 from memcalc.config.gpus import aliases, gpus
 from memcalc.config.implementation import ATTENTIONS, CROSS_ENTROPIES, EXPERT_PRODUCTS
 from memcalc.config.optimizers import OPTIMIZERS
-from memcalc.config.parallel import CONTEXT_KINDS, SHARDERS
+from memcalc.config.parallel import CONTEXT_KINDS
 from memcalc.config.pipeline import MOST, SCHEDULES
 from memcalc.config.recompute import MEGATRON_MODULES, METHODS, POLICIES, REGIONS
 from memcalc.config.run import FROZEN, MAIN_GRADS, MAIN_PARAMS, MOMENTS
 from memcalc.errors import OutputError, nearest
 from memcalc.figures import SUFFIXES as FIGURES
+from memcalc.frameworks import SHARDERS
 from memcalc.render import RENDERERS, SUFFIXES
 from memcalc.report import Report
 from memcalc.terminal import abandon, say

@@ -13,6 +13,9 @@ from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
 from memcalc.config.run import Run
 from memcalc.errors import ConfigError, nearest
+from memcalc.frameworks import FRAMEWORKS, SHARDERS, of_step
+from memcalc.frameworks.megatron import DISTRIBUTED_OPTIMIZER
+from memcalc.frameworks.record import Framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +143,10 @@ class Config:
             lines.append(
                 f"sequence length {self.run.seq_length} exceeds the model's context length {most}"
             )
-        if kernels.name.startswith("transformers-") and self.parallel.tp > 1:
+        if kernels.maker.sharded_as and self.parallel.tp > 1:
             lines.append(
-                "Hugging Face's layers were not measured with tensor parallelism: the tensors "
-                "are counted as --implementation torch shards them"
+                f"{kernels.maker.title}'s layers were not measured with tensor parallelism: the "
+                f"tensors are counted as --implementation {kernels.maker.sharded_as} shards them"
             )
         if self.run.frozen:
             lines.append(
@@ -151,7 +154,7 @@ class Config:
                 "were trained)"
             )
         lines += self._stacks_warnings()
-        if kernels.name == "megatron-local" and self.model.position == "rotary":
+        if kernels.packs_value and self.model.position == "rotary":
             lines += self._packed_value()
         return tuple(lines)
 
@@ -176,11 +179,11 @@ class Config:
             lines.append(
                 f"flash attention kernels do not support a relative position bias: {instead}"
             )
-        theirs = kernels.name.startswith("transformers-")
-        if theirs and model.encoder_layers is not None and self.run.precision == "fp16":
+        clamps = kernels.maker.clamps_fp16 and model.encoder_layers is not None
+        if clamps and self.run.precision == "fp16":
             lines.append(
-                "Hugging Face's T5 clamps hidden states in fp16; the memory that this uses is not "
-                "counted"
+                f"{kernels.maker.title}'s T5 clamps hidden states in fp16; the memory that this "
+                "uses is not counted"
             )
         return lines
 
@@ -215,6 +218,11 @@ class Config:
             return "all"
         window = model.sliding_window
         return "none" if window is None or self.run.seq_length < window else "windowed"
+
+    @property
+    def framework(self) -> Framework:
+        """The framework that runs the step: the layers' own, or the sharder's."""
+        return of_step(self.run.implementation.framework, self.parallel.sharder)
 
     @property
     def microbatches(self) -> int:
@@ -429,33 +437,35 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
 
 
 def _shard(said: dict[str, Any]) -> list[str]:
-    """Complete the settings of sharding, and return what is assumed.
-
-    DeepSpeed accumulates gradients in the weights' dtype by default (0.18.2, runtime/engine.py:
-    get_data_types); up to 0.17 in fp32, for bf16 without ZeRO.
-    """
+    """Complete the settings of sharding, and return what is assumed."""
     assumed = []
     distributed = said.pop("distributed_optimizer", None)
     if distributed is not None:
         fields.flag("distributed_optimizer", distributed)
-    if distributed and (said.get("zero", 1), said.get("sharder", "megatron")) != (1, "megatron"):
+    meant = DISTRIBUTED_OPTIMIZER
+    if distributed and any(said.get(name, value) != value for name, value in meant.items()):
         raise ConfigError(
-            "--distributed-optimizer means --zero 1 --sharder megatron, and contradicts any other"
+            f"--distributed-optimizer means --zero {meant['zero']} --sharder {meant['sharder']}, "
+            "and contradicts any other"
         )
     if distributed:
-        said |= {"zero": 1, "sharder": "megatron"}
-    elif said.get("sharder") in ("fsdp2", "megatron-fsdp"):
-        if "zero" not in said:
-            said["zero"] = 3
-            assumed.append(f"ZeRO stage 3 (the default of {said['sharder']})")
-    elif said.get("zero") in (2, 3) and "sharder" not in said:
-        said["sharder"] = "deepspeed"
-        assumed.append(f"DeepSpeed's sharding (the default for ZeRO stage {said['zero']})")
-    if said.get("sharder") == "deepspeed" and "main_grads" not in said:
+        said |= meant
+    if "sharder" not in said:
+        usual = (name for name, each in SHARDERS.items() if said.get("zero") in each.default_for)
+        name = next(usual, Parallel().sharder)
+        if name != Parallel().sharder:
+            said["sharder"] = name
+            title = FRAMEWORKS[SHARDERS[name].framework].title
+            assumed.append(f"{title}'s sharding (the default for ZeRO stage {said['zero']})")
+    sharder = SHARDERS.get(str(said.get("sharder")))
+    if sharder and sharder.default_stage is not None and "zero" not in said:
+        said["zero"] = sharder.default_stage
+        assumed.append(f"ZeRO stage {said['zero']} (the default of {said['sharder']})")
+    if sharder and sharder.weights_dtype and "main_grads" not in said:
         narrow = {"fp32": "fp32", "fp16": "fp16"}.get(str(said.get("precision")), "bf16")
         said["main_grads"] = narrow
         if narrow == "bf16" and not said.get("zero"):
-            assumed.append("bf16 gradients (as in DeepSpeed 0.18 and later)")
+            assumed.append(f"bf16 gradients ({sharder.since})")
     return assumed
 
 
@@ -471,13 +481,14 @@ def _implementation(said: Mapping[str, Any]) -> Implementation:
         fields.word("implementation", name, IMPLEMENTATIONS)
         kernels = IMPLEMENTATIONS[name]
     if said.get("attention") not in (None, kernels.attention):
-        if kernels.name.startswith("transformers-"):
+        if others := kernels.maker.attentions:
+            named = " or ".join(f"{name} ({kernel})" for kernel, name in others.items())
             raise ConfigError(
                 f"--implementation {kernels.name} has {kernels.attention} attention: for "
-                "the other, use transformers-eager (unfused) or transformers-sdpa (flash)"
+                f"the other, use {named}"
             )
-        others = f"otherwise {kernels.source}"
-        kernels = replace(kernels, attention=said["attention"], source=others)
+        source = f"otherwise {kernels.source}"
+        kernels = replace(kernels, attention=said["attention"], source=source)
     given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
     chosen = {name: said[name] for name in (*given, "gathers_tokens") if name in said}
     if "batch_first" in chosen:

@@ -33,7 +33,7 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
         ),
         f"--bucket {run.bucket}": (
             run.bucket is not None,
-            (parallel.sharder != "deepspeed" or parallel.zero == 0)
+            (parallel.sharding.bucket is None or parallel.zero == 0)
             and "without DeepSpeed's ZeRO (--sharder deepspeed and --zero 1, 2 or 3)",
         ),
         f"--main-params {run.main_params}": (

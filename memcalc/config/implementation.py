@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from memcalc.config import fields
 from memcalc.errors import ConfigError
+from memcalc.frameworks import FRAMEWORKS
+from memcalc.frameworks.record import Framework
 
 ATTENTIONS = ("flash", "unfused")
 EXPERT_PRODUCTS = ("grouped", "sequential", "batched")
@@ -21,6 +23,7 @@ class Implementation:
 
     Attributes:
         name: The word for it on the command line.
+        framework: Whose layers these are: a key of ``memcalc.frameworks.FRAMEWORKS``.
         source: Where its choices were seen.
         attention: ``flash`` (no tensor of s x s is kept) or ``unfused``.
         fused_norms: Whether RMSNorm is one kernel that keeps its input, or a chain of fp32
@@ -70,6 +73,9 @@ class Implementation:
             FlashAttention and cuDNN's kernel.
         fp32_statistics: Whether LayerNorm keeps its statistics in fp32, as on CUDA, or in the
             activations' dtype, as PyTorch's does on a CPU.
+        transformer_engine: Whether Transformer Engine's modules make the layers, and allocate
+            their workspaces.
+        packs_value: Whether a rotary layer's value is a view of a packed tensor, which is kept.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
 
     Raises:
@@ -80,6 +86,7 @@ class Implementation:
     """
 
     name: str
+    framework: str
     source: str
     attention: str = "flash"
     fused_norms: bool = True
@@ -105,9 +112,17 @@ class Implementation:
     batch_first: bool = False
     kernel_by_gpu: bool = False
     fp32_statistics: bool = True
+    transformer_engine: bool = False
+    packs_value: bool = False
     rng_bytes: int = 0
 
+    @property
+    def maker(self) -> Framework:
+        """The framework whose layers these are."""
+        return FRAMEWORKS[self.framework]
+
     def __post_init__(self) -> None:
+        fields.word("framework", self.framework, FRAMEWORKS)
         fields.word("attention", self.attention, ATTENTIONS)
         fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
         fields.word("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
@@ -122,11 +137,14 @@ IMPLEMENTATIONS = {
     for record in (
         Implementation(
             name="paper",
+            framework="megatron-2022",
             source="Megatron-LM of 2022, as Korthikanti et al. 2022 count it",
             attention="unfused",
         ),
         Implementation(
             name="megatron",
+            framework="megatron",
+            transformer_engine=True,
             source="Megatron-core with Transformer Engine layers",
             norms_in_linears=True,
             fills_padding=True,
@@ -140,6 +158,8 @@ IMPLEMENTATIONS = {
         ),
         Implementation(
             name="megatron-local",
+            framework="megatron",
+            packs_value=True,
             source="Megatron-core's local layer spec with its fused softmax",
             attention="unfused",
             repeats_kv=True,
@@ -150,6 +170,7 @@ IMPLEMENTATIONS = {
         ),
         Implementation(
             name="torch",
+            framework="torch",
             source="plain PyTorch modules under DTensor tensor and sequence parallelism",
             fused_gate=False,
             keeps_gathered=True,
@@ -157,6 +178,7 @@ IMPLEMENTATIONS = {
         ),
         Implementation(
             name="transformers-eager",
+            framework="transformers",
             source="Hugging Face transformers 5, attn_implementation='eager'",
             attention="unfused",
             fused_norms=False,
@@ -172,6 +194,7 @@ IMPLEMENTATIONS = {
         ),
         Implementation(
             name="transformers-sdpa",
+            framework="transformers",
             source="Hugging Face transformers 5, attn_implementation='sdpa' (a flash kernel, "
             "except where a mask is passed)",
             fused_norms=False,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from memcalc.config import fields, pipeline
 from memcalc.config.pipeline import Chunk
 from memcalc.errors import ConfigError
+from memcalc.frameworks import SHARDERS
+from memcalc.frameworks.record import Sharder
 
 CONTEXT_KINDS = {
     "ring": "keys and values are passed from rank to rank (ring attention, Megatron's p2p)",
@@ -17,15 +19,6 @@ ZERO = {
     2: "optimizer states and gradients",
     3: "optimizer states, gradients and weights",
 }
-SHARDERS = {
-    "megatron": "Megatron-LM's distributed optimizer, over data- and context-parallel ranks",
-    "megatron-fsdp": "Megatron-FSDP, over data- and context-parallel ranks",
-    "deepspeed": "DeepSpeed's ZeRO, over data- and sequence-parallel ranks",
-    "fsdp2": "PyTorch's fully_shard, whose weight shards are the master weights",
-    "nanotron": "nanotron's ZeRO, over data-parallel ranks only",
-}
-
-MOST = {"megatron": 1, "nanotron": 1}  # the highest ZeRO stage of a sharder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +47,7 @@ class Parallel:
         loss_as_layer: Whether it counts the loss as one.
         zero: What data-parallel ranks shard, a key of ``ZERO``: Megatron's distributed
             optimizer is 1, and no more; fully sharded data parallelism 3.
-        sharder: Whose sharding it is, a word of ``SHARDERS``.
+        sharder: Whose sharding it is, a key of ``memcalc.frameworks.SHARDERS``.
         shard_copies: How many copies of the shards there are: hybrid sharding's replicas,
             instances of Megatron's distributed optimizer.
 
@@ -96,6 +89,15 @@ class Parallel:
             return pipeline.ONE_CHUNK
         default = pipeline.SEVERAL_CHUNKS if self.vpp > 1 else pipeline.ONE_CHUNK
         return self.schedule or default
+
+    @property
+    def sharding(self) -> Sharder:
+        """The record of who shards over data-parallel ranks.
+
+        >>> Parallel(sharder="fsdp2", zero=3).sharding.own_master
+        True
+        """
+        return SHARDERS[self.sharder]
 
     @property
     def scheduling(self) -> pipeline.Schedule:
@@ -212,7 +214,7 @@ class Parallel:
         >>> Parallel(tp=8, dp=4, cp=2).replicas
         8
         """
-        return self.dp * (1 if self.sharder == "nanotron" else self.cp)
+        return self.dp * (self.cp if self.sharding.over_context else 1)
 
     @property
     def expert_replicas(self) -> int:
@@ -314,19 +316,13 @@ class Parallel:
         if type(self.zero) is not int or self.zero not in ZERO:
             raise ConfigError(f"--zero must be 0, 1, 2 or 3, not {fields.shown(self.zero)}")
         fields.word("sharder", self.sharder, SHARDERS)
-        if self.sharder == "fsdp2" and self.zero < 2:
-            raise ConfigError(
-                "--sharder fsdp2 needs --zero 3, or 2 to keep weights gathered after forward, not "
-                f"{self.zero}"
-            )
-        if self.sharder in MOST and self.zero > MOST[self.sharder]:
-            raise ConfigError(
-                f"--sharder {self.sharder} shards optimizer states only (--zero 1): for --zero "
-                f"{self.zero} use --sharder deepspeed, fsdp2 or megatron-fsdp"
-            )
+        sharder = self.sharding
+        if self.zero not in sharder.stages:
+            why = sharder.refusal.format(zero=self.zero)
+            raise ConfigError(f"--sharder {self.sharder} {why}")
         fields.whole("shard_copies", self.shard_copies, 2**20)
         if self.replicas > 1:
-            ranks = "--dp" if self.sharder == "nanotron" else "--dp x --cp"
+            ranks = "--dp x --cp" if sharder.over_context else "--dp"
             fields.divides(("--shard-copies", self.shard_copies), (ranks, self.replicas))
         if self.shard_copies > 1 and self.zero == 0:
             raise ConfigError("--shard-copies needs --zero 1, 2 or 3: with 0 nothing is sharded")

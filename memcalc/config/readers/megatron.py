@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from memcalc.config import fields, pipeline, recompute
 from memcalc.config.config import RunSource, Source
 from memcalc.config.environment import Environment
+from memcalc.config.implementation import IMPLEMENTATIONS as KERNELS
 from memcalc.config.model import Model
 from memcalc.config.optimizers import NAMES
 from memcalc.config.readers import shell
@@ -421,7 +422,8 @@ def _run(said: _Arguments) -> dict[str, Any]:
         implementation = "megatron-local"
     attention = said.run(said.word, "attention-backend", BACKENDS)
     kernel = said.text("attention-backend")
-    if implementation == "megatron-local":  # only Transformer Engine has backends
+    kernels = KERNELS.get(str(implementation))
+    if kernels and not kernels.transformer_engine:  # only Transformer Engine has backends
         attention = "flash" if said.flag("use-flash-attn") else None
     experts = said.words.get("num-experts", ["0"])[0] != "0"
     dispatcher = said.run(said.text, "moe-token-dispatcher-type")

@@ -1,0 +1,136 @@
+"""What is recorded of a framework: whose layers run, who runs the step, and who shards.
+
+Records are plain data. The few functions that only one framework needs stand in its own file. They
+are named in its record, and called with a ``Place``.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from memcalc.config import Config
+
+READ, ESTIMATED = "framework-dependent", "estimated"  # how sure a size is; see analysis.parts
+
+
+class Framework(NamedTuple):
+    """A framework: what its layers and its training step do beside the physics of a graph.
+
+    Attributes:
+        title: Its name in messages.
+        steps_with: The sharders with which it runs the step of its own layers. With another one,
+            that sharder's framework runs it.
+        fuses_gradients: Whether its step has a buffer in which GEMMs accumulate weight gradients
+            directly, without a tensor of their own.
+        global_buffer: Whether its linears gather a sharded input again into a buffer that lasts.
+        reentrant: Whether its checkpoint holds the outputs of a recomputed region, and their
+            gradients, until the region's backward is done.
+        known_order: Whether the order of its allocations is known, and so which blocks of PyTorch's
+            allocator stay unsplit.
+        clamps_fp16: Whether its T5 clamps hidden states in fp16.
+        whole_models: Whether it builds whole models from a ``config.json``.
+        attentions: The implementation of each attention kernel, where an implementation is named
+            after its kernel; else nothing.
+        sharded_as: The implementation as which its tensors are sharded under tensor parallelism,
+            where its own sharding was never measured; else nothing.
+        lasting: The function of the buffers that last from step to step, as ``module:name``, or
+            nothing.
+        in_a_pass: That of what is held while a micro-batch passes.
+        between_steps: That of what its pipeline schedule holds after a step.
+    """
+
+    title: str
+    steps_with: Collection[str]
+    fuses_gradients: bool
+    global_buffer: bool
+    reentrant: bool
+    known_order: bool
+    clamps_fp16: bool
+    whole_models: bool
+    attentions: Mapping[str, str]
+    sharded_as: str
+    lasting: str
+    in_a_pass: str
+    between_steps: str
+
+
+class Sharder(NamedTuple):
+    """A ZeRO or FSDP implementation, which shards over data-parallel ranks.
+
+    Attributes:
+        summary: What it is, in a line.
+        framework: The framework that it belongs to, a key of ``FRAMEWORKS``.
+        source: Where it keeps weights, gradients and optimizer states.
+        stages: The ZeRO stages that it has.
+        refusal: Why another stage is refused; ``{zero}`` stands for it.
+        default_stage: The stage where none is named; None is 0.
+        default_for: The stages for which it is the default.
+        over_context: Whether context-parallel ranks share the shards too.
+        own_master: Whether the sharded weight is the master weight.
+        gathered_at: The stage at which weights stay gathered from forward to backward, or None.
+        gathers: For each stage, the phases in which weights are gathered.
+        gathers_certainty: How sure the size of gathered layers is.
+        reduce_buffer: The source of a buffer for one layer's gradients, or nothing.
+        bucket: The default elements of a bucket of gradients that are reduced, or None.
+        buckets: The number of these buckets, for each stage.
+        bucket_source: Where these are allocated.
+        step_elements: The most elements that its step updates at once, at stage 3, or None.
+        weights_dtype: Whether gradients are accumulated and reduced in the weights' dtype.
+        since: The versions that do so.
+        known_order: Whether the order of its allocations is known.
+    """
+
+    summary: str
+    framework: str
+    source: str
+    stages: Collection[int]
+    refusal: str
+    default_stage: int | None
+    default_for: Collection[int]
+    over_context: bool
+    own_master: bool
+    gathered_at: int | None
+    gathers: Mapping[int, Collection[str]]
+    gathers_certainty: str
+    reduce_buffer: str
+    bucket: int | None
+    buckets: Mapping[int, int]
+    bucket_source: str
+    step_elements: int | None
+    weights_dtype: bool
+    since: str
+    known_order: bool
+
+
+class Place(NamedTuple):
+    """A rank of a pipeline stage, for a framework's functions.
+
+    Attributes:
+        config: The model, its parallelism and its run.
+        embedding: Whether the stage has the embedding.
+        head: Whether the stage has the head.
+        experts: Whether a layer of the stage has experts.
+        output_bytes: Bytes of what a stage sends to the next one, for one micro-batch.
+        steps: Whether the framework also runs the step.
+    """
+
+    config: "Config"
+    embedding: bool
+    head: bool
+    experts: bool
+    output_bytes: int
+    steps: bool
+
+
+class Buffer(NamedTuple):
+    """A buffer of a framework on a rank.
+
+    Attributes:
+        name: What it is.
+        bytes: Its bytes.
+        source: The file of the framework that allocates it.
+    """
+
+    name: str
+    bytes: int
+    source: str

@@ -1,0 +1,42 @@
+"""PyTorch: plain modules and its own step; FSDP2."""
+
+from memcalc.frameworks.record import READ, Framework, Sharder
+
+TORCH = Framework(
+    title="PyTorch",
+    steps_with=("megatron", "megatron-fsdp", "fsdp2"),
+    fuses_gradients=False,
+    global_buffer=False,
+    reentrant=False,
+    known_order=False,
+    clamps_fp16=False,
+    whole_models=False,
+    attentions={},
+    sharded_as="",
+    lasting="",
+    in_a_pass="",
+    between_steps="",
+)
+
+FSDP2 = Sharder(
+    summary="PyTorch's fully_shard, whose weight shards are the master weights",
+    framework="torch",
+    source="PyTorch distributed/fsdp/_fully_shard/_fsdp_param.py",
+    stages=(2, 3),
+    refusal="needs --zero 3, or 2 to keep weights gathered after forward, not {zero}",
+    default_stage=3,
+    default_for=(),
+    over_context=True,
+    own_master=True,
+    gathered_at=2,
+    gathers={2: ("forward",), 3: ("forward", "backward")},
+    gathers_certainty=READ,
+    reduce_buffer="PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce",
+    bucket=None,
+    buckets={},
+    bucket_source="",
+    step_elements=None,
+    weights_dtype=False,
+    since="",
+    known_order=False,
+)
