@@ -87,10 +87,14 @@ def test_recompute_begins_with_the_best_policy_and_the_best_one_without_flops():
 
 
 def test_models_begin_with_their_number_and_one_with_its_size():
+    """Mixtral: untied embeddings; per layer attention, two norms, a router, 2 of 8 experts."""
     assert models().answer.startswith(f"{len(models().rows)} models")
+    h, kv, f, v, layers = 4096, 1024, 14336, 32000, 32
+    expert, others = 3 * h * f, 2 * h * h + 2 * h * kv + 2 * h + 8 * h
+    whole, active = (layers * (others + n * expert) + 2 * v * h + h for n in (8, 2))
     assert model("mixtral-8x7b").answer == (
-        "mixtral-8x7b has 32 moe layers and 46,702,792,704 parameters, 12,879,925,248 of them "
-        "active per token"
+        f"mixtral-8x7b has 32 moe layers and {whole:,} parameters, {active:,} of them active per "
+        "token"
     )
 
 

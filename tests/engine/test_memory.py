@@ -403,7 +403,8 @@ class TestFill:
             for b in (" --budget 62GiB", "", " --budget 1TB")
         ]
         assert len(kept[0]) == 8
-        assert all(a <= b <= c for a, b, c in zip(*kept, strict=True))
+        assert all(a < b <= c for a, b, c in zip(*kept, strict=True))
+        assert kept[1][0] < kept[2][0]
         assert set(kept[2]) == {342 * 2**20}  # table 2's row of tensor and sequence parallelism
 
     @pytest.mark.parametrize("command", ["memory", "recompute"])
