@@ -1,16 +1,14 @@
 """The catalogue: every model is what its public config.json says."""
 
-import json
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
+from shared import CONFIGS
 
 from memcalc.config import Model, catalog, load
 from memcalc.config.readers import huggingface
 
 # The facts of the public config.json files, under their own names, of all but the paper's models.
-CONFIGS = json.loads((Path(__file__).parents[1] / "configs.json").read_text())
 PAPER = ("22b", "175b", "530b", "1t")
 
 

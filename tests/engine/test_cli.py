@@ -15,9 +15,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from shared import SCHEMA, is_document_of
 
 import memcalc as library
-from memcalc import figures, resources
+from memcalc import figures
 from memcalc.cli.main import COMMANDS, cli, main
 from memcalc.cli.memory import memory
 from memcalc.cli.options import FORMATS
@@ -25,7 +26,6 @@ from memcalc.config import catalog, load
 from memcalc.lazy import resolve
 from memcalc.render import RENDERERS
 
-SCHEMA = json.loads(resources.read("schema/report.schema.json"))
 RUNS = Path(__file__).parents[1] / "runs.jsonl"
 
 # What runs torch, and is tested beside it, in tests/torch/test_commands.py.
@@ -208,14 +208,7 @@ QUESTIONS = {
 class TestJson:
     @pytest.mark.parametrize("question", QUESTIONS)
     def test_every_document_is_to_the_schema(self, memcalc, question):
-        outcome = memcalc(f"{question} --format json")
-        assert (outcome.status, outcome.err) == (0, "")
-        document = outcome.document
-        jsonschema.Draft202012Validator(SCHEMA).validate(document)
-        assert document["command"] == question.split()[0]
-        units = {column["name"]: column["unit"] for column in document["columns"]}
-        assert units == QUESTIONS[question]
-        assert all(list(row) == list(units) for row in document["rows"])
+        is_document_of(memcalc, question, QUESTIONS[question])
 
     def test_the_schema_knows_every_command_and_no_other(self):
         assert {*SCHEMA["properties"]["command"]["enum"]} == {*COMMANDS} - {"plot"}

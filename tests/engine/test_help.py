@@ -7,6 +7,7 @@ import sys
 
 import click
 import pytest
+from shared import is_refused
 
 from memcalc.cli import names
 from memcalc.cli.command import GROUPS, Command, Option
@@ -177,9 +178,7 @@ LEADS = {
 @pytest.mark.parametrize("line", LEADS)
 def test_a_wrong_name_leads_to_the_right_one_in_one_line(memcalc, line):
     outcome = memcalc(line)
-    assert (outcome.status, outcome.out) == (2, "")
-    assert LEADS[line] in outcome.err
-    assert outcome.err.count("\n") == 1
+    is_refused(outcome, LEADS[line])
 
 
 def test_models_show_a_model_by_its_name_alone(memcalc):

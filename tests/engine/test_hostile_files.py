@@ -1,11 +1,10 @@
 """Hostile files: one line, no status but 0, 1 or 2, and bounded time and memory."""
 
 import json
-import subprocess
-import sys
 from itertools import product
 
 import pytest
+from shared import python
 
 from memcalc.cli.main import main
 from memcalc.config import load
@@ -63,13 +62,7 @@ print(worst, memory, repr(which))
 )
 def test_no_reader_takes_2_seconds_or_300_mib(tmp_path, name, beginning, size, units):
     """Processor time, not the clock's: a loaded machine changes it little. Half of it is spare."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, name, beginning, str(size), *units],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = python("-c", CHILD, name, beginning, str(size), *units, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     seconds, memory, unit = done.stdout.split(maxsplit=2)
     assert float(seconds) < 2, unit

@@ -2,11 +2,11 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import CONFIGS
 
 from memcalc.config import load
 from memcalc.config.config import Source
@@ -14,8 +14,6 @@ from memcalc.config.readers import hub, huggingface
 from memcalc.config.readers.hf_families import DEFAULTS, FAMILIES, FOUR_H
 from memcalc.config.readers.huggingface import ALIASES, ARCHITECTURES, REFUSED
 from memcalc.errors import ConfigError, InputError, MemcalcError, UsageError
-
-CONFIGS = json.loads((Path(__file__).parents[1] / "configs.json").read_text())
 
 
 def read(name, /, **change):

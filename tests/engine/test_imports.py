@@ -1,11 +1,10 @@
 """Start-up: what a question loads is part of the contract."""
 
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from shared import python
 
 HEAVY = {"sympy", "numpy", "pandas", "matplotlib", "torch", "huggingface_hub"}
 
@@ -13,14 +12,7 @@ HEAVY = {"sympy", "numpy", "pandas", "matplotlib", "torch", "huggingface_hub"}
 def loaded(code, tmp_path):
     """The heavy libraries that a fresh process has loaded after running code."""
     probe = f"import sys\n{code}\nprint('loaded:', *({HEAVY!r} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", probe],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=60,
-        check=True,
-    )
+    done = python("-c", probe, cwd=tmp_path, check=True)
     return set(done.stdout.rpartition("loaded:")[2].split())
 
 
@@ -55,14 +47,7 @@ def test_help_loads_nothing_heavy(tmp_path):
 def test_readers_of_files_are_not_loaded_for_the_catalogue(tmp_path):
     probe = "print(*(m for m in sys.modules if m.startswith('memcalc.config.readers.')))"
     code = f"import memcalc\nmemcalc.load('22b')\nprint('loaded:')\n{probe}\nprint('loaded:')"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=60,
-        check=True,
-    )
+    done = python("-c", f"import sys\n{code}", cwd=tmp_path, check=True)
     assert "megatron" not in done.stdout
 
 
@@ -92,7 +77,5 @@ def test_nothing_here_can_import_torch_in_this_process_or_another(name, tmp_path
     with pytest.raises(ModuleNotFoundError):
         import_module(name)
     code = f"try:\n    import {name}\nexcept ModuleNotFoundError as error:\n    print(error)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
+    done = python("-c", code, cwd=tmp_path, check=True)
     assert done.stdout == f"tests/engine runs without {name}\n"

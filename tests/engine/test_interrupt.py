@@ -1,9 +1,7 @@
 """An interrupt is one line on stderr and status 130, whenever it comes."""
 
-import subprocess
-import sys
-
 import pytest
+from shared import python
 
 # Python code that stands in for a module or a command while the interrupt comes.
 RAISES = "os.kill(os.getpid(), signal.SIGINT); time.sleep(30)"
@@ -52,9 +50,7 @@ sys.exit(main())
 
 
 def run(code, tmp_path):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=25
-    )
+    return python("-c", code, cwd=tmp_path, timeout=25)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shared import python
 
 import memcalc
 from memcalc.config import load, readers
@@ -1012,9 +1011,7 @@ class TestRunFiles:
 
     def test_yaml_is_not_loaded_until_it_is_read(self, tmp_path):
         code = "import sys, memcalc; memcalc.load('22b'); print('yaml' in sys.modules)"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
-        )
+        done = python("-c", code, cwd=tmp_path, check=True)
         assert done.stdout == "False\n"
 
 

@@ -1,14 +1,13 @@
 """``memory``: stages by parts, what fits, what may be kept whole, and its figures."""
 
-import json
 import re
 from dataclasses import replace
 from fractions import Fraction
 
-import jsonschema
 import pytest
+from shared import is_valid
 
-from memcalc import memory, plot, recompute, resources
+from memcalc import memory, plot, recompute
 from memcalc.analysis import activations, flops
 from memcalc.analysis.device import device
 from memcalc.analysis.fill import fill
@@ -23,8 +22,6 @@ from memcalc.config.gpus import gpu, gpus
 from memcalc.errors import UsageError
 from memcalc.figures.stages import curve
 from memcalc.units import GIB
-
-SCHEMA = json.loads(resources.read("schema/report.schema.json"))
 
 
 def rows(outcome):
@@ -53,7 +50,7 @@ class TestRows:
             assert sum(row[f"{group}_bytes"] for group in GROUPS) == row["peak_bytes"]
             assert row["reserved_estimated_bytes"] > row["peak_bytes"]
         document = memcalc(f"memory {question} --explain --format json").document
-        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+        is_valid(document)
         for row in found:
             parts = [part for part in document["rows"] if part["stage"] == row["stage"]]
             allocated = [part for part in parts if part["group"] != "not allocated"]

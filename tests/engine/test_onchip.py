@@ -7,6 +7,7 @@ import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import is_refused
 
 import memcalc as library
 from memcalc import rnn_formulas
@@ -366,10 +367,7 @@ class TestCommand:
     )
     def test_what_cannot_be_is_one_line_and_status_2(self, memcalc, line, message):
         outcome = memcalc(f"rnn {line}")
-        assert outcome.status == 2
-        assert outcome.out == ""
-        assert message in outcome.err
-        assert outcome.err.count("\n") == 1
+        is_refused(outcome, message)
 
 
 def test_the_library_refuses_too():

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from shared import is_refused
 
 import memcalc
 from memcalc.analysis import activations
@@ -192,9 +193,7 @@ class TestBatches:
     def test_every_command_refuses_a_batch_that_would_deadlock(self, memcalc, command, batch):
         more = " -o x.png" if command.startswith("plot") else ""
         result = memcalc(f"{command} 175b --global-batch-size {batch}{more}")
-        assert (result.status, result.out) == (2, "")
-        assert result.err.count("\n") == 1
-        assert "nearest valid --global-batch-size: 8" in result.err
+        is_refused(result, "nearest valid --global-batch-size: 8")
 
 
 class TestClosedForms:

@@ -1,13 +1,9 @@
-"""Bytes that PyTorch 2.13 was seen to keep, against the exact ledger.
-
-The vectors were measured with torch.autograd.graph.saved_tensors_hooks on meta tensors, counting
-live storages once and leaving parameters out, with CUDA's kernels for dropout, norms and flash
-attention. Hugging Face: transformers 5.24, one decoder layer, as the difference of two depths.
-"""
+"""Bytes that PyTorch was measured to save (``helpers/vectors.py``), against the exact ledger."""
 
 from dataclasses import replace
 
 import pytest
+from vectors import GATHERED, GPT_LAYER, GROUPED, GROUPED_BYTES, HUGGING_FACE
 
 from memcalc.analysis.activations import kept, total
 from memcalc.analysis.layers import layer_bytes
@@ -18,40 +14,18 @@ from memcalc.config.implementation import IMPLEMENTATIONS
 
 PAPER = IMPLEMENTATIONS["paper"]
 
-# A pre-LN GPT layer in plain torch; ranks are a fake process group. Bytes a layer and rank, for
-# t = 1, t = 8, t = 8 with sequence parallelism, and the last with the gathered inputs kept.
-GPT_LAYER = {
-    "22b": (7080116224, 1325531136, 885014528, 1061175296),
-    "175b": (2868936704, 578846720, 358617088, 446697472),
-    "530b": (4110450688, 880836608, 513806336, 660606976),
-    "1t": (5138055168, 1101037568, 642256896, 825757696),
-}
+
+@pytest.mark.parametrize("case", GPT_LAYER, ids=str)
+def test_the_papers_layer(case):
+    model, tp, sp, recompute = case
+    config = load(model, tp=tp, sp=sp, recompute=recompute)
+    assert layer_bytes(config, "exact") == GPT_LAYER[case]
 
 
-@pytest.mark.parametrize("model", GPT_LAYER)
-def test_the_papers_layer(model):
-    serial, tensor, sequence, gathered = GPT_LAYER[model]
-    assert layer_bytes(load(model, tp=1), "exact") == serial
-    assert layer_bytes(load(model), "exact") == tensor
-    assert layer_bytes(load(model, sp=True), "exact") == sequence
+@pytest.mark.parametrize("model", GATHERED)
+def test_the_papers_layer_with_gathered_inputs(model):
     keeps = replace(PAPER, keeps_gathered=True)
-    assert layer_bytes(load(model, sp=True, implementation=keeps), "exact") == gathered
-
-
-# Megatron-core 0.16.1's own layer, t = 8, recomputing the core: it holds 4 bytes more, an int32.
-MEGATRON_SELECTIVE = {
-    "22b": (654442500, 213925892),
-    "175b": (327188484, 106958852),
-    "530b": (545292292, 178262020),
-    "1t": (681607172, 222826500),
-}
-
-
-@pytest.mark.parametrize("model", MEGATRON_SELECTIVE)
-def test_megatrons_layer_with_selective_recomputation(model):
-    tensor, sequence = (size - 4 for size in MEGATRON_SELECTIVE[model])
-    assert layer_bytes(load(model, recompute="selective"), "exact") == tensor
-    assert layer_bytes(load(model, sp=True, recompute="selective"), "exact") == sequence
+    assert layer_bytes(load(model, sp=True, implementation=keeps), "exact") == GATHERED[model]
 
 
 def toy(dropout=0.1, softmax_fp32=False, **run):
@@ -115,43 +89,16 @@ def test_hugging_faces_llama_layer(sizes, eager, sdpa_without_rng):
     assert sdpa == sdpa_without_rng + 24
 
 
-@pytest.mark.parametrize(
-    ("model", "implementation", "measured"),
-    [
-        ("llama-3-8b", "transformers-eager", 14629797888),
-        ("llama-3-8b", "transformers-sdpa", 1645281304),
-        ("llama-3-70b", "transformers-sdpa", 3256942616),
-        ("llama-3.1-405b", "transformers-sdpa", 6211829784),
-    ],
-)
-def test_hugging_faces_llama_3_at_8192_tokens(model, implementation, measured):
-    config = load(model, seq_length=8192, implementation=implementation)
+@pytest.mark.parametrize(("name", "settings", "implementation", "measured"), HUGGING_FACE)
+def test_hugging_faces_layers(name, settings, implementation, measured):
+    """GPT-2's gelu_new runs operation by operation: it saves 32sbh where a fused kernel saves 8."""
+    config = load(name, implementation=implementation, **settings)
     assert layer_bytes(config, "exact") == measured
 
 
-def test_hugging_faces_gpt2_layer():
-    """Its gelu_new runs operation by operation and keeps 32sbh where a fused kernel keeps 8."""
-    sizes = {"seq_length": 64, "micro_batch_size": 2}
-    eager = load("gpt2", implementation="transformers-eager", **sizes)
-    sdpa = load("gpt2", implementation="transformers-sdpa", **sizes)
-    assert layer_bytes(eager, "exact") == 6195200
-    assert layer_bytes(sdpa, "exact") == 5709848
-
-
 def test_megatron_cores_layer_of_today():
-    """megatron-core 0.16.1, local layer: RMSNorm, 2 of 4 heads for K and V, fused SwiGLU, p = 0."""
-    model = Model(
-        name="toy",
-        layers=1,
-        hidden_size=128,
-        heads=4,
-        kv_heads=2,
-        ffn_size=352,
-        norm="rmsnorm",
-        activation="swiglu",
-    )
     run = Run(seq_length=64, micro_batch_size=2, implementation=IMPLEMENTATIONS["megatron-local"])
-    assert layer_bytes(Config(model, Parallel(), run), "exact") == 599040
+    assert layer_bytes(Config(GROUPED, Parallel(), run), "exact") == GROUPED_BYTES
 
 
 def test_the_ends_of_megatron_cores_model():

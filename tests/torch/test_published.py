@@ -1,12 +1,11 @@
 """The catalogue against transformers: published sizes, and what a config leaves out."""
 
 import functools
-import json
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from shared import CONFIGS
 from transformers import AutoConfig
 
 from memcalc.analysis.parameters import parameters
@@ -14,7 +13,6 @@ from memcalc.config import Model, catalog, load
 from memcalc.config.readers import huggingface
 from memcalc.config.readers.hf_families import FAMILIES
 
-CONFIGS = json.loads((Path(__file__).parents[1] / "configs.json").read_text())
 PAPER = ("22b", "175b", "530b", "1t")
 
 CARD, PAGE, REPORT = "model card", "size on the Hugging Face page", "technical report"

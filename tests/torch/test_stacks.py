@@ -3,17 +3,16 @@
 What PyTorch keeps is that of transformers' own layers, on meta, at the sizes of the catalogue.
 """
 
-import json
 from dataclasses import replace
 
-import jsonschema
 import pytest
 import torch
+from shared import is_valid
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import memcalc as library
-from memcalc import resources, symbols
+from memcalc import symbols
 from memcalc.analysis import activations, flops
 from memcalc.analysis.layers import layer_bytes, layer_entries
 from memcalc.analysis.parameters import owned, parameters
@@ -29,7 +28,6 @@ from memcalc.validation import kernels
 from memcalc.validation.kernels import CudaKernels
 from memcalc.validation.measure import measure
 
-SCHEMA = json.loads(resources.read("schema/report.schema.json"))
 S, B = 64, 2
 
 # Each kind of layer: the catalogue's model, its kind, transformers' class, and the tokens.
@@ -373,7 +371,7 @@ class TestCommandLine:
         command, *rest = question.split()
         outcome = memcalc(f"{command} {' '.join(rest)} --format json")
         assert outcome.status == 0
-        jsonschema.Draft202012Validator(SCHEMA).validate(outcome.document)
+        is_valid(outcome.document)
         assert outcome.document["rows"]
 
     def test_both_kinds_of_layer_are_rows(self, memcalc):

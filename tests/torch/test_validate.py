@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 from alike import one_of_each
+from shared import python
 from torch.utils.flop_counter import FlopCounterMode
+from vectors import GATHERED, GPT_LAYER, GROUPED, GROUPED_BYTES, HUGGING_FACE
 
 import memcalc as library
 from memcalc import symbols
@@ -46,35 +48,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 torch.set_num_threads(1)  # small tensors: threads would only wait for one another
 
-# Measured before, by other hands (PyTorch 2.13, meta with CUDA's kernels): bytes a layer and rank.
-VECTORS = {
-    ("22b", 1, False, "none"): 7080116224,
-    ("22b", 8, False, "none"): 1325531136,
-    ("22b", 8, True, "none"): 885014528,
-    ("175b", 1, False, "none"): 2868936704,
-    ("175b", 8, False, "none"): 578846720,
-    ("175b", 8, True, "none"): 358617088,
-    ("530b", 1, False, "none"): 4110450688,
-    ("530b", 8, False, "none"): 880836608,
-    ("530b", 8, True, "none"): 513806336,
-    ("1t", 1, False, "none"): 5138055168,
-    ("1t", 8, False, "none"): 1101037568,
-    ("1t", 8, True, "none"): 642256896,
-    # megatron-core's, less an int32 of its own
-    ("22b", 8, False, "selective"): 654442500 - 4,
-    ("22b", 8, True, "selective"): 213925892 - 4,
-    ("175b", 8, False, "selective"): 327188484 - 4,
-    ("175b", 8, True, "selective"): 106958852 - 4,
-    ("530b", 8, False, "selective"): 545292292 - 4,
-    ("530b", 8, True, "selective"): 178262020 - 4,
-    ("1t", 8, False, "selective"): 681607172 - 4,
-    ("1t", 8, True, "selective"): 222826500 - 4,
-}
-
-# Likewise, with tp 8 and a sequence parallelism that keeps what it gathers, as DTensor's does.
-GATHERED = {"22b": 1061175296, "175b": 446697472, "530b": 660606976, "1t": 825757696}
-
-
 FAULTS = """
 import os
 
@@ -92,7 +65,7 @@ def fails_on_rank_1(rank, how):
 
 # The catalogue's models whose layer is written here, by hand or for DTensor.
 WRITTEN = [name for name in catalog.names() if not lacking(load(name))]
-PLAIN = one_of_each(WRITTEN)
+PLAIN = one_of_each(WRITTEN, ranks=(2, 8))
 FEW = ("22b", "gpt2", "llama-2-7b", "llama-3-70b", "qwen2.5-0.5b", "phi-4", "starcoder2-7b")
 
 
@@ -129,8 +102,8 @@ class TestMeta:
         assert report.failures == ()
         ledger, measured = sums(report)
         assert ledger == measured == library.layer_bytes(config, "exact")
-        if (name, tp, sp, policy) in VECTORS:
-            assert measured == VECTORS[name, tp, sp, policy]
+        if (name, tp, sp, policy) in GPT_LAYER:
+            assert measured == GPT_LAYER[name, tp, sp, policy]
 
     @pytest.mark.parametrize(
         ("name", "implementation"),
@@ -145,19 +118,9 @@ class TestMeta:
 
 
 class TestHuggingFace:
-    """transformers' own layers: vectors measured before, by other hands."""
+    """transformers' own layers: measured vectors."""
 
-    @pytest.mark.parametrize(
-        ("name", "settings", "implementation", "measured"),
-        [
-            ("llama-3-8b", {"seq_length": 8192}, "transformers-eager", 14629797888),
-            ("llama-3-8b", {"seq_length": 8192}, "transformers-sdpa", 1645281304),
-            ("llama-3-70b", {"seq_length": 8192}, "transformers-sdpa", 3256942616),
-            ("llama-3.1-405b", {"seq_length": 8192}, "transformers-sdpa", 6211829784),
-            ("gpt2", {"seq_length": 64, "micro_batch_size": 2}, "transformers-eager", 6195200),
-            ("gpt2", {"seq_length": 64, "micro_batch_size": 2}, "transformers-sdpa", 5709848),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "settings", "implementation", "measured"), HUGGING_FACE)
     def test_vectors(self, name, settings, implementation, measured):
         config = load(name, implementation=implementation, **settings)
         report = validate(config, "meta")
@@ -305,7 +268,7 @@ class TestHuggingFaceTotals:
 
 
 class TestMegatron:
-    """Megatron-core's own layer: the vectors above, a GQA and SwiGLU layer's, and real ranks."""
+    """Megatron-core's own layer: the measured vectors, a GQA and SwiGLU layer's, and real ranks."""
 
     @pytest.mark.parametrize("policy", ["none", "selective"])
     @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
@@ -315,26 +278,14 @@ class TestMegatron:
         assert report.failures == ()
         ledger, measured = sums(report)
         assert ledger == measured
-        if (name, tp, sp, policy) in VECTORS:
-            assert measured == VECTORS[name, tp, sp, policy]
+        if (name, tp, sp, policy) in GPT_LAYER:
+            assert measured == GPT_LAYER[name, tp, sp, policy]
 
     def test_grouped_queries_and_a_fused_gate(self):
-        """s 64, b 2, h 128, a 4, k 2, f 352, no dropout: 599040 bytes were measured before."""
-        model = Model(
-            name="toy",
-            layers=1,
-            hidden_size=128,
-            heads=4,
-            kv_heads=2,
-            ffn_size=352,
-            norm="rmsnorm",
-            activation="swiglu",
-            position="none",
-        )
         run_ = Run(seq_length=64, micro_batch_size=2, implementation="megatron-local")
-        report = validate(Config(model, Parallel(), run_), "meta", against="megatron")
+        report = validate(Config(GROUPED, Parallel(), run_), "meta", against="megatron")
         assert report.failures == ()
-        assert sums(report) == (599040, 599040)
+        assert sums(report) == (GROUPED_BYTES, GROUPED_BYTES)
 
     @pytest.mark.parametrize("shared_ffn_size", [None, 160])
     def test_a_layer_of_experts_keeps_the_ledgers_tensors_and_small_ones_of_its_own(
@@ -402,7 +353,7 @@ class TestMegatron:
 
 
 class TestTorch:
-    """Plain modules under torch's own DTensor: the vectors above, the catalogue, and real ranks."""
+    """Plain modules under DTensor: the measured vectors, the catalogue, and real ranks."""
 
     @pytest.mark.parametrize("policy", ["none", "selective", "full", "attention", "mlp", "norm"])
     @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])
@@ -416,15 +367,15 @@ class TestTorch:
         assert ledger == measured == library.layer_bytes(config, "exact")
         if sp and policy == "none":
             assert measured == GATHERED[name]
-        if not sp and (name, tp, sp, policy) in VECTORS:
-            assert measured == VECTORS[name, tp, sp, policy]
+        if not sp and (name, tp, sp, policy) in GPT_LAYER:
+            assert measured == GPT_LAYER[name, tp, sp, policy]
 
     def test_sequence_parallelism_keeps_the_inputs_that_it_gathers(self):
         """4sbh(1 - 1/t) bytes: those of two linears, which the paper gathers again in backward."""
         for name, naive in GATHERED.items():
             sizes = load(name)
             sbh = sizes.run.seq_length * sizes.run.micro_batch_size * sizes.model.hidden_size
-            assert naive - VECTORS[name, 8, True, "none"] == 4 * sbh * 7 // 8
+            assert naive - GPT_LAYER[name, 8, True, "none"] == 4 * sbh * 7 // 8
 
     @pytest.mark.parametrize("name", FEW)
     def test_models_of_the_catalogue_agree_with_the_own_layer(self, name):
@@ -704,16 +655,10 @@ class TestRanks:
         assert ranks.is_first()
 
     def test_ranks_that_are_launched_already_are_joined(self, tmp_path):
-        command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+        command = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", "2", "-m", "memcalc", "validate", "22b", "--device", "cpu"]
         for tp, status in ((2, 0), (4, 1)):
-            done = subprocess.run(
-                [*command, "--tp", str(tp), "--format", "json"],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                cwd=tmp_path,
-            )
+            done = python(*command, "--tp", str(tp), "--json", timeout=120, cwd=tmp_path)
             assert done.returncode == status
             if status:
                 assert "--tp 4 needs 4 ranks, but 2 were launched" in done.stderr
@@ -1105,8 +1050,7 @@ class TestGpuCheck:
 
     def run(self, *arguments, cwd):
         script = Path(__file__).parents[1] / "gpu_check.py"
-        command = [sys.executable, "-W", "ignore", str(script), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
+        return python("-W", "ignore", str(script), *arguments, timeout=300, cwd=cwd)
 
     def test_it_writes_every_report(self, tmp_path):
         done = self.run("--device", "cpu", "-o", "found.json", cwd=tmp_path)
