@@ -4,14 +4,14 @@ from typing import Any
 
 from memcalc.analysis import recurrent
 from memcalc.analysis.activations import kept
-from memcalc.analysis.onchip import Chip, Storage, exact, fit, missing, states, storages
+from memcalc.analysis.onchip import MEMORY, Chip, Storage, exact, fit, missing, states, storages
 from memcalc.blocks.rnn import rnn_graph
 from memcalc.config.gpus import Gpu, gpu, gpus
 from memcalc.config.recurrent import KERNELS, OnChip, Recurrent
 from memcalc.errors import UsageError, nearest
 from memcalc.lazy import resolve
 from memcalc.report import Column, Report
-from memcalc.units import format_bytes
+from memcalc.units import counted, format_bytes, format_flops
 
 MOST_SOURCES = 3  # GPUs whose sources the notes give
 SCOPES = ("onchip", "training", "step", "formula")
@@ -83,7 +83,18 @@ def _on_chip(config: Recurrent, options: OnChip) -> Report:
         tuple(rows),
         {},
         tuple(_on_chip_notes(config, options, found)),
+        answer=_stays(rows),
     )
+
+
+def _stays(rows: list[tuple[Any, ...]]) -> str:
+    """In how many rows weights stay on chip, and the row with the largest speedup bound."""
+    number = sum(row[7] != MEMORY for row in rows)
+    line = f"weights stay on chip in {number} of {len(rows)} rows"
+    best = max(rows, key=lambda row: row[-1] or 0)
+    if best[-1]:
+        line += f"; the largest speedup bound is {best[-1]:.3g} ({best[1]} on {best[0]})"
+    return line
 
 
 def _fit_row(config: Recurrent, options: OnChip, found: Gpu, way: Storage) -> tuple[Any, ...]:
@@ -217,6 +228,17 @@ def _training(config: Recurrent, every: int | None) -> Report:
             "best: the checkpoint spacing with the least peak; of several, the widest",
             f"parameters: {recurrent.parameters(config):,}; forward FLOPs: {extra:,}",
         ),
+        answer=_lowest(costs.peak(steps, best), best, whole, extra),
+    )
+
+
+def _lowest(peak: int, every: int, whole: int, flops: int) -> str:
+    """The checkpoint spacing with the lowest peak, if that is lower than without checkpoints."""
+    if peak >= whole:
+        return f"the peak is {format_bytes(whole)}; checkpoints do not lower it"
+    return (
+        f"a checkpoint every {counted(every, 'step')} has the lowest peak: {format_bytes(peak)} "
+        f"instead of {format_bytes(whole)}, for {format_flops(flops)}"
     )
 
 
@@ -226,7 +248,7 @@ def _step(config: Recurrent) -> Report:
     costs = recurrent.costs(config)
     return Report(
         "rnn",
-        f"One time step keeps {format_bytes(size)}: {_setting(config)}, {config.precision}",
+        f"Tensors that one time step keeps: {_setting(config)}, {config.precision}",
         (
             Column("tensor", "text"),
             Column("op", "text"),
@@ -252,6 +274,7 @@ def _step(config: Recurrent) -> Report:
             f"every later step keeps {costs.input + costs.step:,} bytes: the previous step already "
             "keeps its initial states",
         ),
+        answer=f"one time step keeps {format_bytes(size)} in {len(entries)} tensors",
     )
 
 
@@ -268,6 +291,7 @@ def _formula(config: Recurrent) -> Report:
             f"letters: {resolve('memcalc.rnn_formulas:legend')(forms)}",
             "on chip: SMs hold equal shares of the weights, and every SM keeps all hidden states",
         ),
+        answer=f"{forms[0][0]}: {forms[0][1]} bytes",
     )
 
 

@@ -4,7 +4,18 @@ import re
 
 import pytest
 
-from memcalc import comm, flops, formula, gpus, layer, ledger, models, recompute
+from memcalc import (
+    Recurrent,
+    comm,
+    flops,
+    formula,
+    gpus,
+    layer,
+    ledger,
+    models,
+    recompute,
+    rnn,
+)
 from memcalc.answers.models import model
 from memcalc.config import load
 from memcalc.symbols import LETTERS
@@ -100,6 +111,33 @@ def test_models_begin_with_their_number_and_one_with_its_size():
 
 def test_gpus_begin_with_their_number():
     assert gpus().answer == f"{len(gpus().rows)} GPUs; --gpu and --budget take their names"
+
+
+def test_rnn_begins_with_what_stays_on_chip_or_what_a_step_keeps():
+    """A vanilla cell with an input of its own keeps 3bh: input, first state, next state."""
+    report = rnn()
+    speedup = max(row["speedup_bound"] or 0 for row in report.records())
+    assert report.answer == (
+        f"weights stay on chip in 2 of 3 rows; the largest speedup bound is {speedup:.3g} "
+        "(30% 4+4 on p100-16gb)"
+    )
+    assert (
+        rnn(scope="step").answer
+        == f"one time step keeps {3 * 4 * 2304 * 4 / 2**10:.0f} KiB in 3 tensors"
+    )
+    assert rnn(scope="formula").answer == "kept per later step: 8*b*h bytes"
+
+
+def test_rnn_training_begins_with_the_best_spacing():
+    """Of 100 steps, in units of bh: 100 inputs, 6 checkpoints, and 13 steps with a first state."""
+    state = 4 * 4 * 2304 / 2**10
+    report = rnn(Recurrent(seq_length=100), scope="training")
+    assert report.answer == (
+        f"a checkpoint every 13 steps has the lowest peak: {120 * state:,.0f} KiB instead of "
+        f"{201 * state:,.0f} KiB, for {100 * 2 * 2 * 4 * 2304**2 / 10**6:,.2f} MFLOP"
+    )
+    short = rnn(Recurrent(seq_length=2), scope="training").answer  # 2 inputs, 3 states
+    assert short == f"the peak is {5 * state:.0f} KiB; checkpoints do not lower it"
 
 
 def test_a_source_is_not_claimed_for_another_attention():
