@@ -22,7 +22,7 @@ from memcalc.report import Column, Report
 from memcalc.units import counted, format_bytes
 
 LARGEST = 3  # parts of a stage that the text table names
-BALANCED = 1.0  # imbalance of routed tokens under a balanced router: rows are predicted with it
+BALANCED = 1.0  # the default imbalance of routed tokens: that of a balanced router
 ODD = 0.1  # relative difference that rows with the same arguments may have
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 

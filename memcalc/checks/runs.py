@@ -114,7 +114,7 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
 
 
 class _Row:
-    """A JSON object; its methods return values of one type, or refuse them."""
+    """A JSON object; its methods check the type of a value and return it."""
 
     def __init__(self, content: Mapping[str, Any], where: str, name: str = "") -> None:
         self.content = content

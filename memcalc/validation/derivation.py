@@ -43,7 +43,7 @@ from memcalc.validation.valueless import (
 DEVICES = ("cuda", "cpu")
 ACTIVATION, INPUT, BUFFER = "activation", "input", "buffer"
 MOST_SIZES = 8  # symbols of one derivation
-EAGERLY = "derived in eager mode: under torch.compile, its partitioner chooses what is saved"
+EAGERLY = "derived in eager mode: torch.compile's partitioner may save other tensors"
 
 
 class DeriveError(MemcalcError):
@@ -244,7 +244,7 @@ def derive_from(
         at: As in ``derive``; not together with ``written``.
 
     Raises:
-        UsageError: A size is 1, which may not be told from a constant, or the device is unknown.
+        UsageError: A size is 1, which cannot be told from a constant, or the device is unknown.
         DeriveError: As in ``derive``.
     """
     if device not in DEVICES:

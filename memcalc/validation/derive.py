@@ -117,7 +117,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
 def _derived_model(
     target: str, settings: Mapping[str, Any]
 ) -> tuple["_Theirs", Derived, whole.Whole]:
-    """A derived model; with eager attention if the family has no sdpa and no option asks for it."""
+    """A derived model, with eager attention if no option names one and its family has no sdpa."""
     asked = settings.get("implementation") or settings.get("attention")
     try:
         theirs = _Theirs.of(target, settings)

@@ -138,7 +138,7 @@ class Mlp(nn.Module):
         self.mlp_dropout = Op(lambda x: kernels.dropout(x, model.hidden_dropout))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Up, activated, and down."""
+        """The MLP's output."""
         if self.gated:
             y = self.product(self.activation(self.gate(x)), self.up(x))
         else:

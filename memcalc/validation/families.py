@@ -59,7 +59,7 @@ def _first_dense(model: Model, kind: str) -> int:
 
 
 def _dense_layers(model: Model, kind: str) -> list[int]:
-    """The dense layers of a model whose first layer is of a kind; without a kind, the model's."""
+    """The numbers of the dense layers, if the first layer is of a kind; else as in the model."""
     if kind:
         return [0] if kind in _DENSE_KINDS else []
     return [number for number, moe in enumerate(model.moe_layers or ()) if not moe]
@@ -409,9 +409,9 @@ FAMILIES: dict[str, Family] = {
 
 
 def as_config(family: str, model: Model, kind: str = "") -> dict[str, Any]:
-    """A model as a config.json of a family, whose first layer is of a kind.
+    """A model as a config.json of a family.
 
-    Without a kind the layers are the model's.
+    Its first layer is of the given kind; without a kind, layers are those of the model.
 
     >>> from memcalc.config import load
     >>> as_config("gpt2", load("gpt2").model, "dense")["n_inner"]

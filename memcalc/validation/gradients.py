@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from memcalc.config import Config, Parallel
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 
-# Sums have another order. The largest error seen in fp32 is 3e-6 of the largest value.
+# Sums are in another order. The largest error seen in fp32 is 3e-6 of the largest value.
 TOLERANCE = 2e-5
 
 
@@ -36,7 +36,7 @@ def gradient_error(
     errors = []
     for name, expected in whole.items():
         if name.endswith("key.bias") and model.position != "rotary":
-            continue  # it shifts all scores of a query alike, so its gradient is only rounding
+            continue  # shifts all scores of a query equally: its gradient is rounding error
         found, part = split[name], _part(name, expected, config, place)
         if hasattr(found, "full_tensor"):  # a DTensor
             found, part = found.full_tensor(), expected

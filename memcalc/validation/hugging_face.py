@@ -82,7 +82,7 @@ def nearest(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 def require(config: Config) -> None:
-    """Refuse a model whose layer no family has, or none has under its implementation.
+    """Refuse a model if no family has its layer, or the nearest family lacks its attention.
 
     Raises:
         UsageError: With the nearest family's layer.
@@ -215,7 +215,7 @@ def _configured(kind: str, content: Mapping[str, Any], attention: str, products:
 
 
 def _typed(layer: nn.Module, modeling: Any, dtype: torch.dtype) -> nn.Module:
-    """A layer with its weights in a dtype, except those that stay fp32, as of routers."""
+    """A layer with its weights in a dtype, except those that stay fp32, such as routers'."""
     models = [each for each in vars(modeling).values() if hasattr(each, FP32_ALWAYS)]
     wide = {name for each in models for name in getattr(each, FP32_ALWAYS) or ()}
     layer = layer.to(dtype)

@@ -33,7 +33,7 @@ EFFICIENT_ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
-    """Dropout with a mask of one byte per element (F.dropout's is wider off CUDA)."""
+    """Dropout with a mask of one byte per element; F.dropout's is wider where CUDA is not used."""
     return torch.native_dropout(x, probability, True)[0] if probability else x
 
 
@@ -99,7 +99,7 @@ class CudaKernels(TorchFunctionMode):
         rng_bytes: Bytes of random-number state that the flash kernel saves.
 
     Attributes:
-        otherwise: Functions that ran, that CUDA runs differently, and that have no stand-in.
+        otherwise: Functions that ran, without a stand-in, and that CUDA would run differently.
     """
 
     def __init__(self, rng_bytes: int = FLASH_RNG_BYTES) -> None:
@@ -151,7 +151,7 @@ class CudaKernels(TorchFunctionMode):
 
 @contextmanager
 def _standing_in(functions: dict[Any, Any]) -> Iterator[None]:
-    """Replace functions of torch.nn.functional, and put them back in the end."""
+    """Replace functions of torch.nn.functional, and restore them at the end."""
     theirs = {function.__name__: function for function in functions}
     for name, function in theirs.items():
         setattr(F, name, functions[function])

@@ -18,7 +18,7 @@ from memcalc.validation.measure import Stored
 
 MATCHED, IGNORED, MISSING, UNEXPLAINED = "matched", "ignored", "missing", "unexplained"
 
-# Operations of the ledger that another module of ``memcalc.validation.modules`` does.
+# Operations of the ledger that run in a module of ``memcalc.validation.modules`` with another name.
 OPERATIONS = {
     "attention_enter": "qkv",
     "mlp_enter": "fc1",
@@ -125,8 +125,8 @@ def matches(
         stored: The measured storages.
         operations: The module that does an operation, where their names differ.
         modules: Another name for a module, under which it does an operation.
-        known: Names of operations that the layer's modules have too. An entry and a storage that
-            different ones of them save never match.
+        known: Names that operations and modules share. An entry and a storage never match if
+            different ones of these save them.
     """
     stored = [replace(each, made_by=modules.get(each.made_by, each.made_by)) for each in stored]
     producer: dict[Tensor, str] = {}
@@ -176,7 +176,7 @@ def _within(
 
 
 def _is_ignored(module: str, size: int) -> bool:
-    """Whether a storage of a module is one of the closed list, and no larger than it says."""
+    """Whether a storage of a module is listed, and no larger than the list says."""
     if module not in IGNORED_STORAGES:
         return False
     most = IGNORED_STORAGES[module][0]

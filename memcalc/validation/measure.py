@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-UNSEEN = "constant"  # made inside PyTorch, as the index of a list
+UNSEEN = "constant"  # made inside PyTorch, such as an index from a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Stored:
     Attributes:
         bytes: The size of the whole storage, also if only a view of it is saved.
         made_by: The name of the module that made it, or of the buffer; empty for an input.
-        saved_by: The modules that save it; empty for what is alive but not saved, as the cache of a
-            selective checkpoint.
+        saved_by: The modules that save it; empty for what is alive but not saved, such as the cache
+            of a selective checkpoint.
         shape: The shape of a tensor saved on it.
         path: The path of the module that made it; empty for an input or a buffer.
         op: The operation that made it; empty for an input or a buffer. For ``constant`` the
@@ -269,7 +269,7 @@ def module_path(root: nn.Module) -> Iterator[Callable[[], str]]:
 
 
 def _stored(handles: list[_Handle], birth: _Birth | None, buffer: str, given: bool) -> Stored:
-    """A storage, described by what made it, or if that was not seen by what saved it."""
+    """A storage, described by what made it or, if that was not seen, by what saved it."""
     savers = tuple(sorted({_last(handle.saved_by) for handle in handles}))
     shapes = [tuple(_plain(handle.tensor).shape) for handle in handles]
     if birth is None:
@@ -284,7 +284,7 @@ def _stored(handles: list[_Handle], birth: _Birth | None, buffer: str, given: bo
 
 
 def _there(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A module's buffers and its other tensors that are no parameters, by name."""
+    """A module's buffers and other tensors that are not parameters, by name."""
     for each in module.modules():
         for name, held in (*vars(each).items(), *each._buffers.items()):
             if isinstance(held, Tensor):

@@ -35,7 +35,7 @@ OPERATIONS = {
     **dict.fromkeys(("mlp_enter", "fc1", "gelu", "silu", "swiglu", "geglu"), "mlp"),
 }
 
-# Its modules that count as another module above.
+# Modules of Megatron-core that are compared under another module's name.
 MODULES = {"linear_fc1": "mlp", "self_attention": "linear_qkv"}
 
 
@@ -58,7 +58,7 @@ class MegatronLayer(nn.Module):
         with enter(config, place), CudaKernels(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about CUDA's settings for overlap
             out: Tensor = self.layer(x, attention_mask=self.later)[0]
-            # its buffer for scores exists once per model, so it is no part of a layer
+            # its buffer for scores exists once per model, so it is not part of a layer
             parallel_state.destroy_global_memory_buffer()
             parallel_state._set_global_memory_buffer()
         return out
@@ -149,32 +149,32 @@ class _Tracker:
     """Megatron-core's tracker of random-number states, without any state."""
 
     def fork(self, *arguments: Any, **keywords: Any) -> Any:
-        """Nothing to switch to."""
+        """A context that does nothing."""
         return nullcontext()
 
     def is_initialized(self) -> bool:
-        """Always."""
+        """True: there is nothing to initialise."""
         return True
 
     def get_states(self) -> dict[str, Any]:
-        """None."""
+        """No states."""
         return {}
 
     def set_states(self, states: dict[str, Any]) -> None:
-        """Nothing to set."""
+        """Do nothing."""
 
 
 class _Stream:
-    """A CUDA stream on which everything is done at once."""
+    """A stand-in for a CUDA stream; its work is always done."""
 
     def wait_stream(self, *streams: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def record_event(self, *events: Any) -> "_Stream":
-        """Something to wait for, which is done already."""
+        """An event that has already happened: the stream itself."""
         return self
 
 

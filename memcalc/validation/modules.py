@@ -21,7 +21,10 @@ from memcalc.config import Config
 from memcalc.config.recompute import Policy
 from memcalc.validation import collectives, kernels
 
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)  # without a bias, with one
+PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+)  # GEMMs without and with a bias
 FLASH_OPERATIONS = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

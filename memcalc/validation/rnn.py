@@ -18,7 +18,7 @@ GATES = {"vanilla": 1, "gru": 3, "lstm": 4}
 
 
 class Network(nn.Module):
-    """A stack of cells over time: (s, b, i) -> the last state of the uppermost (b, h).
+    """A stack of cells over time: (s, b, i) -> the last state (b, h) of the top cell.
 
     Args:
         config: The cells; the batch size and the steps are those of the input.

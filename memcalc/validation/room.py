@@ -38,7 +38,7 @@ def require_room(config: Config, device: str = "cpu") -> None:
 
 @contextmanager
 def out_of_memory() -> Iterator[None]:
-    """Make PyTorch's error of a full GPU a ``RoomError``."""
+    """Turn PyTorch's out-of-memory error into a ``RoomError``."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -68,7 +68,7 @@ def _copyable(config: Config) -> bool:
 class _Base(NamedTuple):
     """The sizes of one rank. Those of the whole layer are products of them.
 
-    So t divides what it shards, query heads come in whole groups, and nothing is rounded.
+    Therefore t divides every size that it shards, and no size is rounded.
 
     Attributes:
         example: An example of each size.

@@ -77,12 +77,12 @@ def timings(config: Config, device: str) -> Report:
         tuple(rows),
         symbols.values(config),
         (
-            f"on {where}; torch {torch.__version__}; {time.strftime('%Y-%m-%d')}",
-            f"medians of {REPEATS} passes after {WARM_UP} for warm-up",
+            f"measured on {where}; torch {torch.__version__}; {time.strftime('%Y-%m-%d')}",
+            f"medians of {REPEATS} passes, after {WARM_UP} warm-up passes",
             "recompute: what the policy adds to the backward pass, with early stop "
             "(torch.utils.checkpoint's default)",
             "overhead: forward plus backward, compared with the first row",
-            "paper overhead: table 4 of Korthikanti et al. 2022, the 22b model on eight A100, "
+            "paper overhead: table 4 of Korthikanti et al. 2022, the 22b model on eight A100s, "
             "compared with no recomputation and no sequence parallelism",
             *notes(config),
         ),

@@ -1,4 +1,4 @@
-"""``validate``: what a real PyTorch layer saves for backward, beside the ledger's tensors."""
+"""``validate``: what a PyTorch layer saves for backward, compared with the ledger's tensors."""
 
 import os
 from collections import Counter
@@ -208,7 +208,7 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
 
 
 def _answer(found: list[Finding], ties: list[Tie], device: str, failures: tuple[str, ...]) -> str:
-    """The verdict in one line, over all ranks; what matches is counted on the one that is shown."""
+    """The verdict in one line, over all ranks; matched tensors are those of the rank shown."""
     where = f"measured on {device}" + (f", over {len(found)} ranks" if len(found) > 1 else "")
     if not failures:
         matched = [each.measured_bytes for each in ties if each.status == MATCHED]
@@ -351,7 +351,7 @@ def _likewise(counted: Counted) -> str:
 
 
 def _beyond_the_paper(config: Config) -> tuple[str, ...]:
-    """The bytes of paper accounting, and by which tensors the exact count differs from them."""
+    """The bytes of paper accounting, and the tensors by which the exact count differs."""
     theirs, differences = _paper_differences(config)
     if not differences:
         return ()
@@ -382,7 +382,7 @@ def _whose(config: Config, against: str) -> tuple[Config, str]:
         return config, "transformers" if against == "own" else against
     said = f"implementation {kernels.name}"
     assumed = said in config.assumed
-    if against == "torch" and (assumed or kernels.name == "paper"):  # paper is no framework's layer
+    if against == "torch" and (assumed or kernels.name == "paper"):  # no framework has that layer
         return _with(
             config, replace(IMPLEMENTATIONS["torch"], attention=kernels.attention)
         ), against

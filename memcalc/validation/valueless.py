@@ -154,7 +154,7 @@ def error_text(error: BaseException) -> str:
     """
     try:
         text = _line(str(error))
-    except Exception:  # a user's error, whose own text fails
+    except Exception:  # str() of a user's error may itself fail
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -184,7 +184,7 @@ def warned() -> Iterator[list[str]]:
 
 @contextmanager
 def _stood_in(module: nn.Module, device: str) -> Iterator[None]:
-    """Replace a module's tensors by ones without values, and put its own back in the end."""
+    """Replace a module's tensors by ones without values, and restore its own at the end."""
     stand_ins: dict[int, Any] = {}
     theirs: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
@@ -225,7 +225,7 @@ def like(tensor: Tensor, device: str, sizes: Mapping[str, Any], axes: Mapping[in
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence PyTorch's log, as memcalc says itself what stops a run."""
+    """Silence PyTorch's log: memcalc itself reports what stops a run."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

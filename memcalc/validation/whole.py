@@ -160,14 +160,14 @@ def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]
         derived = _derived(model)
         if depth >= deepest or _one_more(derived, model, Whole(content, run, depth + 1), kinds):
             return derived, model
-    raise DeriveError(f"layers after the first {first} save other tensors than those")
+    raise DeriveError(f"layers after the first {first} save other tensors than these")
 
 
 def _derived(model: Whole) -> Derived:
     """The formula of a model, which holds at the run's sizes.
 
-    If PyTorch decides differently there than at the example sizes, the run's sizes are the example;
-    a size of 1, which a symbol cannot stand for, is then no letter.
+    If the formula of the usual example does not hold there, the run's sizes become the example. A
+    size of 1 is then not a letter, as a symbol cannot be 1.
     """
     own, usual = model.sizes(), model.letters()
     larger = {letter: size for letter, size in own.items() if size > 1}
@@ -209,7 +209,9 @@ def parts(
     run: Run,
     known: Config | None = None,
 ) -> list[Part]:
-    """What each kind of layer saves, and the model outside of them; a kind saves the same tensors.
+    """What each kind of layer saves, and what the model saves outside its layers.
+
+    Layers of one kind save the same tensors.
 
     Args:
         derived: What the model saves.
@@ -301,7 +303,7 @@ def _configured(content: Mapping[str, Any], run: Run, depth: int | None) -> Any:
 # Families that use another family's code.
 _SAID_OTHERWISE = {"kimi_k2": "deepseek_v3"}
 
-# Keys that do not describe the model, or that ask for something that is not there.
+# Keys that are left out: they do not describe layers, or need code that is not run here.
 _BESIDE = ("architectures", "quantization_config", "auto_map", "torch_dtype", "dtype", "use_cache")
 
 

@@ -1076,7 +1076,7 @@ class TestTime:
         for row in rows:
             assert row["combined_seconds"] == row["forward_seconds"] + row["backward_seconds"] > 0
         assert [row["paper_overhead_percent"] for row in rows] == [None, 7.0, 39.0, None]
-        assert any(note.startswith("on the CPU, ") for note in outcome.document["notes"])
+        assert any(note.startswith("measured on the CPU, ") for note in outcome.document["notes"])
 
     def test_meta_has_no_time(self):
         with pytest.raises(UsageError, match="--time needs --device cpu or cuda"):
