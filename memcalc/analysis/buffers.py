@@ -7,13 +7,10 @@ from collections.abc import Iterable, Iterator
 from math import prod
 
 from memcalc.analysis.parts import Part
-from memcalc.analysis.schedule import places
-from memcalc.analysis.stages import chunks, output_bytes
-from memcalc.blocks.head import head_graph
-from memcalc.blocks.layer import MOE_KINDS, layer_graph
+from memcalc.analysis.rank import Rank
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
-from memcalc.frameworks.record import READ, Buffer, Place
+from memcalc.frameworks.record import READ, Buffer
 from memcalc.graph.graph import OF_WEIGHT
 from memcalc.lazy import resolve
 from memcalc.units import MIB
@@ -27,47 +24,36 @@ HANDLES = 2  # cuBLAS handles: one of the forward thread, one of autograd's thre
 GROUPED_STREAMS = 4  # of Transformer Engine's grouped GEMMs
 
 
-def lasting(config: Config, stage: int) -> list[Part]:
+def lasting(rank: Rank) -> list[Part]:
     """The buffers that last from the first step to the last.
 
     >>> from memcalc.config import load
     >>> config = load("llama-3-8b", tp=2, sp=True, gpu="h100", implementation="megatron")
-    >>> [buffer.name for buffer in lasting(config, 0)][:2]
+    >>> [buffer.name for buffer in lasting(Rank(config, 0))][:2]
     ['cuBLAS workspaces', 'Transformer Engine workspace']
     """
-    theirs = _of(config.run.implementation.maker.lasting, config, stage)
-    return _parts([*_workspaces(config), *_dummies(config, stage), *theirs])
+    config, maker = rank.config, rank.config.run.implementation.maker
+    return _parts([*_workspaces(config), *_dummies(rank), *_of(maker.lasting, rank)])
 
 
-def between_steps(config: Config, stage: int) -> list[Part]:
+def between_steps(rank: Rank) -> list[Part]:
     """What the pipeline's schedule keeps after an iteration."""
-    return _parts(_of(config.framework.between_steps, config, stage))
+    return _parts(_of(rank.config.framework.between_steps, rank))
 
 
-def in_a_pass(config: Config, stage: int, phase: str) -> list[Part]:
+def in_a_pass(rank: Rank, phase: str) -> list[Part]:
     """What the pipeline's schedule and the data loader hold during a forward or backward pass.
 
     Args:
-        config: The model, its parallelism and its run.
-        stage: The stage, counted from 0.
+        rank: The rank.
         phase: ``forward`` or ``backward``.
     """
-    return _parts(_of(config.run.implementation.maker.in_a_pass, config, stage, phase))
+    return _parts(_of(rank.config.run.implementation.maker.in_a_pass, rank, phase))
 
 
-def _of(function: str, config: Config, stage: int, *phase: str) -> Iterable[Buffer]:
+def _of(function: str, rank: Rank, *phase: str) -> Iterable[Buffer]:
     """The buffers that a function of a framework finds, or none where it has no such function."""
-    if not function:
-        return ()
-    place = Place(
-        config,
-        embedding=has_embedding(config, stage),
-        head=has_head(config, stage),
-        experts=any(kind in MOE_KINDS for names in chunks(config, stage) for kind in names),
-        output_bytes=output_bytes(config),
-        steps=config.framework is config.run.implementation.maker,
-    )
-    found: Iterable[Buffer] = resolve(function)(place, *phase)
+    found: Iterable[Buffer] = resolve(function)(rank, *phase) if function else ()
     return found
 
 
@@ -79,16 +65,6 @@ def _parts(buffers: Iterable[Buffer]) -> list[Part]:
 def fuses_gradients(config: Config) -> bool:
     """Whether GEMMs add weight gradients to the gradient buffer, without tensors in between."""
     return config.framework.fuses_gradients and config.run.environment.fused_gradients
-
-
-def has_embedding(config: Config, stage: int) -> bool:
-    """Whether a stage has the embedding."""
-    return 0 in places(config.parallel, stage)
-
-
-def has_head(config: Config, stage: int) -> bool:
-    """Whether a stage has the head."""
-    return config.parallel.chunks - 1 in places(config.parallel, stage)
 
 
 def unknown(config: Config) -> list[str]:
@@ -140,22 +116,18 @@ def _cublas(capability: int, version: tuple[int, ...] | None) -> int:
     return 32 * MIB if large else 4096 * 2 * 1024 + 16 * 8 * 1024
 
 
-def _dummies(config: Config, stage: int) -> Iterator[Buffer]:
+def _dummies(rank: Rank) -> Iterator[Buffer]:
     """Placeholders for weight gradients that are fused: one per shape of a weight."""
-    run = config.run
+    config = rank.config
     if not config.run.implementation.transformer_engine or not fuses_gradients(config):
         return
     shapes: dict[tuple[int, ...], None] = {}
-    kinds = {kind for names in chunks(config, stage) for kind in names}
-    graphs = [layer_graph(config, kind=kind) for kind in sorted(kinds)]
-    if has_head(config, stage):
-        graphs.append(head_graph(config))
-    for graph in graphs:
+    for graph in rank.graphs.values():
         for op in graph.ops:
             if op.kind.gemm != OF_WEIGHT:
                 continue
             for weight in op.weights:
                 shape = tuple(axis.local for axis in weight.axes)
                 shapes[shape[1:] if op.kind.of_experts else shape] = None
-    total = sum(run.activation_bytes * prod(shape) for shape in shapes if len(shape) > 1)
+    total = sum(config.run.activation_bytes * prod(shape) for shape in shapes if len(shape) > 1)
     yield Buffer("dummy weight gradients", total, TE_DUMMY)

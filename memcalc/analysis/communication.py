@@ -11,17 +11,10 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, outermost
 from memcalc.analysis.parameters import partly_used
+from memcalc.analysis.rank import EMBEDDING, Rank, stages_with_table, table
 from memcalc.analysis.schedule import places
 from memcalc.analysis.stages import chunks, output_bytes, recomputed_on
-from memcalc.analysis.states import (
-    EMBEDDING,
-    parameters,
-    recipe,
-    shard_ranks,
-    stages_with_table,
-    table,
-    weight_bytes,
-)
+from memcalc.analysis.states import recipe, shard_ranks, weight_bytes
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import kinds, layer_graph
@@ -151,7 +144,9 @@ def _of_states(config: Config, stage: int, micro: int, partly: Size) -> Iterator
         size_ = each.gradient * table(config)
         yield _over("all_reduce", "backward", "table", size_, len(tables))
     for expert, part in ((False, "weights"), (True, "experts")):
-        held = {kind: n for kind, n in parameters(config, stage).items() if kind.expert == expert}
+        held = {
+            kind: n for kind, n in Rank(config, stage).parameters.items() if kind.expert == expert
+        }
         gradients = size * sum(n for kind, n in held.items() if kind.trained)
         ranks = parallel.expert_replicas if expert else parallel.dp * parallel.cp
         ranks *= parallel.copies

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from memcalc.analysis import activations, buffers, segments, stages, walk
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
-from memcalc.analysis.stages import Held, chunks, layer_sizes, recomputing_nothing
+from memcalc.analysis.rank import Rank
+from memcalc.analysis.stages import Held, layer_sizes, recomputing_nothing
 from memcalc.analysis.states import buckets, states, unsplit
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.embedding import embedding_graph
@@ -90,33 +91,33 @@ def _device(config: Config) -> tuple[StageMemory, ...]:
 
 def stage_memory(config: Config, stage: int) -> StageMemory:
     """What a rank of one stage holds, phase by phase; the stage is counted from 0."""
-    names = [name for chunk in chunks(config, stage) for name in chunk]
+    rank = Rank(config, stage)
     held = stages.stage(config, stage, "exact")
-    there = [*states(config, stage), *buffers.lasting(config, stage)]
+    there = [*states(rank), *buffers.lasting(rank)]
     if config.run.implementation.maker.known_order:
-        there += unsplit(config, stage)
+        there += unsplit(rank)
     phases = [
         Phase(name, [part for part in (*there, *parts) if part.bytes])
-        for name, parts in _moments(config, held)
+        for name, parts in _moments(rank, held)
     ]
-    step = [*there, *buckets(config, stage, "step")]
-    over = [*step, *buffers.between_steps(config, stage)]
+    step = [*there, *buckets(rank, "step")]
+    over = [*step, *buffers.between_steps(rank)]
     phases += [Phase("optimizer step", step), Phase("between steps", over)]
-    return StageMemory(stage, len(names), held.microbatches, phases)
+    return StageMemory(stage, len(rank.layers), held.microbatches, phases)
 
 
-def _moments(config: Config, held: Held) -> Iterator[tuple[str, list[Part]]]:
+def _moments(rank: Rank, held: Held) -> Iterator[tuple[str, list[Part]]]:
     """What a stage holds beside its lasting parts while a micro-batch passes, moment by moment.
 
     The moments are those of the stage's last chunk that has layers: its forward pass, and its
     backward pass layer by layer. The embedding's gradient comes when the layers of its chunk are
     done.
     """
-    stage = held.stage
-    coming = [*buckets(config, stage, "forward"), *buffers.in_a_pass(config, stage, "forward")]
-    passing = [*buckets(config, stage, "backward"), *buffers.in_a_pass(config, stage, "backward")]
-    names = next((names for names in reversed(chunks(config, stage)) if names), [])
-    again, blocks = _together(config, names), list(_unsplit(config, held))
+    config, stage = rank.config, rank.stage
+    coming = [*buckets(rank, "forward"), *buffers.in_a_pass(rank, "forward")]
+    passing = [*buckets(rank, "backward"), *buffers.in_a_pass(rank, "backward")]
+    names = next((names for names in reversed(rank.chunks) if names), [])
+    again, blocks = _together(config, names), list(_unsplit(rank, held))
     if names:
         without, parts = _worst_layer(config, names, _forward, [0] * len(names))
         yield "forward", [*_in_flight(config, held, without), *blocks, *coming, *parts]
@@ -204,17 +205,15 @@ def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
     ]
 
 
-def _unsplit(config: Config, held: Held) -> Iterator[Part]:
+def _unsplit(rank: Rank, held: Held) -> Iterator[Part]:
     """Bytes of unsplit blocks beside the layers' activations, in Megatron-core's order of work."""
+    config = rank.config
     known = config.run.implementation.maker.known_order
     if not known or config.run.environment.expandable_segments:
         return
-    there = chunks(config, held.stage)
-    kinds = {kind for names in there for kind in names}
-    graphs = {kind: layer_graph(config, kind=kind) for kind in kinds}
     layers = [
-        (graphs[kind], _policy(config, place), flying)
-        for number, names in enumerate(there)
+        (rank.graphs[kind], _policy(config, place), flying)
+        for number, names in enumerate(rank.chunks)
         if (flying := held.microbatches.get(number, 0))
         for place, kind in enumerate(names)
     ]

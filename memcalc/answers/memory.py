@@ -10,7 +10,8 @@ from memcalc.analysis.buffers import unknown
 from memcalc.analysis.device import Phase, StageMemory, device
 from memcalc.analysis.headroom import Headroom, headroom
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
-from memcalc.analysis.states import copies, recipe
+from memcalc.analysis.rank import Rank
+from memcalc.analysis.states import recipe
 from memcalc.answers.notes import batch_note, notes, recomputation, whole_setting
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
@@ -361,7 +362,7 @@ def _setting_notes(config: Config) -> Iterator[str]:
         yield f"not counted: workspaces of {names}, which {why}"
     if run.gpu is not None and gpu(run.gpu).capability is None:
         yield f"{gpu(run.gpu).name}: CUDA context and NCCL are estimated as on NVIDIA GPUs"
-    tied = [stage for stage in range(parallel.pp) if any(copies(config, stage))]
+    tied = [stage for stage in range(parallel.pp) if Rank(config, stage).copies]
     if tied:
         yield f"embedding table: a copy is on {_ranges(tied)}"
     ranks = parallel.tp * parallel.cp * parallel.dp

@@ -1,8 +1,12 @@
 """Megatron-LM: its layers and its step today, the step of 2022, and its sharders."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from memcalc.frameworks.record import ESTIMATED, Buffer, Framework, Place, Sharder
+from memcalc.frameworks.record import ESTIMATED, Buffer, Framework, Sharder
+
+if TYPE_CHECKING:
+    from memcalc.analysis.rank import Rank
 
 MEGATRON_BUFFER = "Megatron-core tensor_parallel/layers.py: get_global_memory_buffer"
 MEGATRON_TOKENS = (
@@ -84,18 +88,18 @@ MEGATRON_FSDP = SHARDER._replace(
 )
 
 
-def lasting(place: Place) -> Iterator[Buffer]:
+def lasting(rank: "Rank") -> Iterator[Buffer]:
     """The buffer that linears, attention and dispatcher share, and the table of rotary angles."""
-    model, run, parallel = place.config.model, place.config.run, place.config.parallel
+    model, run, parallel = rank.config.model, rank.config.run, rank.config.parallel
     kernels = run.implementation
     whole = run.activation_bytes * run.seq_length * run.micro_batch_size * model.hidden_size
-    gathers = parallel.sp and parallel.tp > 1 and (place.head or not kernels.transformer_engine)
+    gathers = parallel.sp and parallel.tp > 1 and (rank.head or not kernels.transformer_engine)
     sizes = [(whole // parallel.cp if gathers else 0, MEGATRON_BUFFER)]
     if not kernels.transformer_engine and kernels.attention == "unfused":
         heads = model.heads // parallel.tp
         scores = run.activation_bytes * run.micro_batch_size * heads * run.seq_length**2
         sizes.append((scores // parallel.cp**2, MEGATRON_SCORES))
-    if place.experts and kernels.gathers_tokens and parallel.ep * parallel.expert_tp > 1:
+    if rank.experts and kernels.gathers_tokens and parallel.ep * parallel.expert_tp > 1:
         shard = whole // parallel.cp // (parallel.tp if parallel.sp else 1)
         sizes.append((shard * parallel.ep * parallel.expert_tp, MEGATRON_TOKENS))
     size, source = max(sizes)
@@ -106,55 +110,55 @@ def lasting(place: Place) -> Iterator[Buffer]:
         yield Buffer("rotary embedding table", size, MEGATRON_ROTARY)
 
 
-def in_a_pass(place: Place, phase: str) -> Iterator[Buffer]:
+def in_a_pass(rank: "Rank", phase: str) -> Iterator[Buffer]:
     """What its pipeline schedule and its data loader hold while a micro-batch passes.
 
     Args:
-        place: The rank.
+        rank: The rank.
         phase: ``forward`` or ``backward``.
     """
-    run, parallel = place.config.run, place.config.parallel
-    first = place.embedding and parallel.chunks_per_rank == 1
-    if place.steps and parallel.pp > 1 and not first:
+    run, parallel = rank.config.run, rank.config.parallel
+    first = rank.embedding and parallel.chunks_per_rank == 1
+    if rank.steps_itself and parallel.pp > 1 and not first:
         if parallel.chunks_per_rank > 1:
             name, number = "input, output gradient and input gradient in transit", 3
         elif phase == "forward":
             name, number = "previous micro-batch: its input and the gradient of it", 2
         else:
             name, number = "previous micro-batch: gradient of its input", 1
-        yield Buffer(name, number * place.output_bytes, MEGATRON_P2P)
-    if phase == "forward" and (place.embedding or place.head) and run.environment.loader_mask:
+        yield Buffer(name, number * rank.output_bytes, MEGATRON_P2P)
+    if phase == "forward" and (rank.embedding or rank.head) and run.environment.loader_mask:
         size = run.micro_batch_size * run.seq_length**2 // parallel.cp
         yield Buffer("attention mask from the data loader", size, MEGATRON_MASK)
-    if place.steps:
-        yield from _deferred(place)
+    if rank.steps_itself:
+        yield from _deferred(rank)
 
 
-def between_steps(place: Place) -> Iterator[Buffer]:
+def between_steps(rank: "Rank") -> Iterator[Buffer]:
     """What its pipeline schedule keeps after an iteration."""
-    parallel = place.config.parallel
+    parallel = rank.config.parallel
     if parallel.pp > 1:
-        received = parallel.chunks_per_rank - place.embedding
+        received = parallel.chunks_per_rank - rank.embedding
         name = "last input of each chunk and its gradient"
-        yield Buffer(name, 2 * received * place.output_bytes, MEGATRON_PIPELINE)
+        yield Buffer(name, 2 * received * rank.output_bytes, MEGATRON_PIPELINE)
 
 
-def _deferred(place: Place) -> Iterator[Buffer]:
+def _deferred(rank: "Rank") -> Iterator[Buffer]:
     """Logit gradients and hidden states of micro-batches whose head gradient is deferred.
 
     A hidden state keeps its micro-batch's autograd graph alive, and with it the leaf of this graph:
     the input that the stage received, with its gradient. Those of the current and the previous
     micro-batch are counted elsewhere.
     """
-    config = place.config
+    config = rank.config
     run, parallel = config.run, config.parallel
     number = min(run.environment.deferred_gradients, config.microbatches)
-    if number and place.head:
+    if number and rank.head:
         assert config.model.vocab_size is not None
         tokens = run.activation_bytes * run.seq_length * run.micro_batch_size // parallel.cp
-        each = tokens * config.model.vocab_size // parallel.tp + place.output_bytes
+        each = tokens * config.model.vocab_size // parallel.tp + rank.output_bytes
         name = "logit gradients and hidden states for the deferred head gradient"
         yield Buffer(name, number * each, MEGATRON_DEFERRED)
         leaves = max(0, min(number, config.microbatches - 2)) if parallel.pp > 1 else 0
         name = "stage inputs of these micro-batches and their gradients"
-        yield Buffer(name, 2 * leaves * place.output_bytes, TORCH_LEAF)
+        yield Buffer(name, 2 * leaves * rank.output_bytes, TORCH_LEAF)

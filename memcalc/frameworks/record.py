@@ -1,14 +1,11 @@
 """What is recorded of a framework: whose layers run, who runs the step, and who shards.
 
 Records are plain data. The few functions that only one framework needs stand in its own file. They
-are named in its record, and called with a ``Place``.
+are named in its record, and called with a rank (``memcalc.analysis.rank.Rank``).
 """
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from memcalc.config import Config
+from typing import NamedTuple
 
 READ, ESTIMATED = "framework-dependent", "estimated"  # how sure a size is; see analysis.parts
 
@@ -100,26 +97,6 @@ class Sharder(NamedTuple):
     weights_dtype: bool
     since: str
     known_order: bool
-
-
-class Place(NamedTuple):
-    """A rank of a pipeline stage, for a framework's functions.
-
-    Attributes:
-        config: The model, its parallelism and its run.
-        embedding: Whether the stage has the embedding.
-        head: Whether the stage has the head.
-        experts: Whether a layer of the stage has experts.
-        output_bytes: Bytes of what a stage sends to the next one, for one micro-batch.
-        steps: Whether the framework also runs the step.
-    """
-
-    config: "Config"
-    embedding: bool
-    head: bool
-    experts: bool
-    output_bytes: int
-    steps: bool
 
 
 class Buffer(NamedTuple):

@@ -12,6 +12,7 @@ from memcalc.analysis.device import Phase, StageMemory, device, stage_memory
 from memcalc.analysis.headroom import Headroom, headroom
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
+from memcalc.analysis.rank import Rank
 from memcalc.config import load
 from memcalc.config.environment import Environment
 from memcalc.errors import ConfigError
@@ -139,16 +140,16 @@ class TestWorkspaces:
     )
     def test_cublas_has_a_workspace_a_thread(self, gpu, pytorch, mib):
         config = llama(gpu=gpu, environment=Environment(pytorch=pytorch))
-        assert named(buffers.lasting(config, 0))["cuBLAS workspaces"] == mib * MIB
+        assert named(buffers.lasting(Rank(config, 0)))["cuBLAS workspaces"] == mib * MIB
 
     def test_the_environment_decides_whatever_the_gpu_is(self):
         for value, mib in ((":4096:8", 32), (":4096:2:16:8", 8.125)):
             config = llama(gpu="a100", environment=Environment(cublas_workspace=value))
-            assert named(buffers.lasting(config, 0))["cuBLAS workspaces"] == 2 * mib * MIB
+            assert named(buffers.lasting(Rank(config, 0)))["cuBLAS workspaces"] == 2 * mib * MIB
 
     @pytest.mark.parametrize(("gpu", "mib"), [("a100", 4), ("h100", 32), ("b200", 32)])
     def test_transformer_engine_has_its_own(self, gpu, mib):
-        found = named(buffers.lasting(llama(gpu=gpu), 0))
+        found = named(buffers.lasting(Rank(llama(gpu=gpu), 0)))
         assert found["Transformer Engine workspace"] == mib * MIB
 
     def test_grouped_products_have_one_a_stream(self):
@@ -156,7 +157,7 @@ class TestWorkspaces:
         name = "Transformer Engine workspaces of grouped GEMMs"
         for kind, number in (("grouped", 4), ("sequential", 0)):
             config = load("mixtral-8x7b", expert_products=kind, **settings)
-            assert named(buffers.lasting(config, 0)).get(name, 0) == number * 32 * MIB
+            assert named(buffers.lasting(Rank(config, 0))).get(name, 0) == number * 32 * MIB
 
     @pytest.mark.parametrize("value", ["4096:8", ":4096", ":a:8", "", ":4096:8 "])
     def test_what_is_no_workspace_is_refused(self, value):
@@ -168,10 +169,10 @@ class TestBuffers:
     def test_a_dummy_gradient_stands_for_each_shape_of_a_weight(self):
         h, f, kv, v = 4096, 14336, 1024, 128256
         shapes = [(h, h + 2 * kv), (h, h), (h, 2 * f), (f, h), (h, v)]
-        found = named(buffers.lasting(llama(), 0))
+        found = named(buffers.lasting(Rank(llama(), 0)))
         assert found["dummy weight gradients"] == sum(2 * a * b for a, b in shapes)
         config = llama(environment=Environment(fused_gradients=False))
-        assert "dummy weight gradients" not in named(buffers.lasting(config, 0))
+        assert "dummy weight gradients" not in named(buffers.lasting(Rank(config, 0)))
 
     @pytest.mark.parametrize("sharder", ["deepspeed", "fsdp2", "nanotron"])
     def test_what_is_megatrons_own_is_not_there_where_another_splits_states(self, sharder):
@@ -179,24 +180,30 @@ class TestBuffers:
         settings = {"tp": 2, "sp": True, "pp": 2, "dp": 2, "global_batch_size": 8}
         other = {"zero": 1, "sharder": sharder} if sharder != "fsdp2" else {"sharder": sharder}
         theirs, ours = llama(**settings, zero=1), llama(**settings, **other)
-        gone = {part.name for part in buffers.lasting(theirs, 1)}
-        gone -= {part.name for part in buffers.lasting(ours, 1)}
+        gone = {part.name for part in buffers.lasting(Rank(theirs, 1))}
+        gone -= {part.name for part in buffers.lasting(Rank(ours, 1))}
         assert gone == {"dummy weight gradients"}
-        assert buffers.between_steps(theirs, 1)
-        assert buffers.in_a_pass(theirs, 1, "forward")
-        assert buffers.between_steps(ours, 1) == buffers.in_a_pass(ours, 1, "forward") == []
+        assert buffers.between_steps(Rank(theirs, 1))
+        assert buffers.in_a_pass(Rank(theirs, 1), "forward")
+        assert (
+            buffers.between_steps(Rank(ours, 1))
+            == buffers.in_a_pass(Rank(ours, 1), "forward")
+            == []
+        )
 
     def test_the_head_gathers_into_a_buffer_of_its_own_stage(self):
         config = llama(tp=2, sp=True, pp=2)
         sizes = [
-            named(buffers.lasting(config, stage)).get("Megatron's global buffer", 0)
+            named(buffers.lasting(Rank(config, stage))).get("Megatron's global buffer", 0)
             for stage in (0, 1)
         ]
         assert sizes == [0, 2 * 4096 * 4096]
 
     def test_local_attention_works_in_a_buffer_of_scores(self):
         config = load("gpt2", implementation="megatron-local", seq_length=1024, tp=4)
-        assert named(buffers.lasting(config, 0))["Megatron's global buffer"] == 2 * 3 * 1024**2
+        assert (
+            named(buffers.lasting(Rank(config, 0)))["Megatron's global buffer"] == 2 * 3 * 1024**2
+        )
 
     def test_experts_that_are_given_all_tokens_gather_them_into_it(self):
         settings = {"seq_length": 4096, "tp": 2, "sp": True, "ep": 4, "dp": 4}
@@ -204,26 +211,30 @@ class TestBuffers:
             config = load(
                 "mixtral-8x7b", implementation="megatron", gathers_tokens=gathers, **settings
             )
-            assert named(buffers.lasting(config, 0))["Megatron's global buffer"] == size
+            assert named(buffers.lasting(Rank(config, 0)))["Megatron's global buffer"] == size
 
     def test_the_rotary_table_is_of_a_ranks_own_tokens(self):
-        assert named(buffers.lasting(llama(cp=4), 0))["rotary embedding table"] == 4 * 1024 * 128
+        assert (
+            named(buffers.lasting(Rank(llama(cp=4), 0)))["rotary embedding table"] == 4 * 1024 * 128
+        )
 
     def test_a_pipeline_keeps_the_last_input_of_each_chunk_and_its_gradient(self):
         hidden = 2 * 4096 * 4096
         config = llama(pp=2, vpp=2, global_batch_size=4)
-        kept = [sum(p.bytes for p in buffers.between_steps(config, stage)) for stage in (0, 1)]
+        kept = [
+            sum(p.bytes for p in buffers.between_steps(Rank(config, stage))) for stage in (0, 1)
+        ]
         assert kept == [2 * 1 * hidden, 2 * 2 * hidden]  # the embedding's chunk receives none
-        assert buffers.between_steps(llama(), 0) == []
+        assert buffers.between_steps(Rank(llama(), 0)) == []
 
     def test_a_loaders_mask_is_there_forward_and_on_the_ends_alone(self):
         mask = Environment(loader_mask=True)
         config = llama(pp=4, micro_batch_size=2, environment=mask, global_batch_size=8)
         name = "attention mask from the data loader"
         for stage, number in ((0, 1), (1, 0), (3, 1)):
-            forward = named(buffers.in_a_pass(config, stage, "forward"))
+            forward = named(buffers.in_a_pass(Rank(config, stage), "forward"))
             assert forward.get(name, 0) == number * 2 * 4096**2
-            assert name not in named(buffers.in_a_pass(config, stage, "backward"))
+            assert name not in named(buffers.in_a_pass(Rank(config, stage), "backward"))
 
     @pytest.mark.parametrize(("microbatches", "leaves"), [(8, 2), (4, 2), (3, 1), (2, 0)])
     def test_a_late_gradient_of_the_head_keeps_logits_gradients_hidden_states_and_leaves(
@@ -231,7 +242,7 @@ class TestBuffers:
     ):
         late = Environment(deferred_gradients=2)
         config = llama(pp=2, global_batch_size=microbatches, environment=late)
-        found = named(buffers.in_a_pass(config, 1, "backward"))
+        found = named(buffers.in_a_pass(Rank(config, 1), "backward"))
         (size,) = (size for name, size in found.items() if "deferred" in name)
         assert size == 2 * (2 * 4096 * 128256 + 2 * 4096 * 4096)
         inputs = sum(size for name, size in found.items() if name.startswith("stage inputs"))
@@ -239,8 +250,8 @@ class TestBuffers:
 
     def test_frameworks_other_than_megatron_have_none_of_these(self):
         config = load("llama-3-8b", seq_length=512, implementation="torch", pp=2)
-        assert buffers.lasting(config, 1) == buffers.between_steps(config, 1) == []
-        assert buffers.in_a_pass(config, 1, "forward") == []
+        assert buffers.lasting(Rank(config, 1)) == buffers.between_steps(Rank(config, 1)) == []
+        assert buffers.in_a_pass(Rank(config, 1), "forward") == []
 
 
 class TestKernels:

@@ -8,6 +8,7 @@ import pytest
 from memcalc import resources
 from memcalc.analysis.buffers import lasting, unknown
 from memcalc.analysis.onchip import missing
+from memcalc.analysis.rank import Rank
 from memcalc.config import load
 from memcalc.config.gpus import aliases, gpu, gpus, is_gpu, smallest
 from memcalc.errors import ConfigError
@@ -281,6 +282,6 @@ class TestCommands:
     def test_workspaces_go_by_the_compute_capability(self, name, pytorch, cublas, engine):
         environment = {"pytorch": pytorch} if pytorch else {}
         config = load("llama-3-8b", implementation="megatron", gpu=name, environment=environment)
-        sizes = {part.name: part.bytes for part in lasting(config, 0)}
+        sizes = {part.name: part.bytes for part in lasting(Rank(config, 0))}
         assert sizes["cuBLAS workspaces"] == 2 * cublas * MIB
         assert sizes["Transformer Engine workspace"] == engine * MIB

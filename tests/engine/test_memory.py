@@ -13,9 +13,9 @@ from memcalc.analysis.device import device
 from memcalc.analysis.fill import fill
 from memcalc.analysis.headroom import headroom
 from memcalc.analysis.parts import GROUPS
+from memcalc.analysis.rank import Rank
 from memcalc.analysis.schedule import timeline
 from memcalc.analysis.stages import chunk_weights, in_flight, stage
-from memcalc.analysis.states import parameters
 from memcalc.blocks.head import head_graph
 from memcalc.config import load
 from memcalc.config.gpus import gpu, gpus
@@ -62,7 +62,7 @@ class TestRows:
     def test_states_take_18_bytes_a_parameter(self, memcalc):
         """Figure 1: 16-bit weights, fp32 gradients, Adam's three fp32 copies."""
         for row in rows(memcalc("memory 175b --sp --format json")):
-            n = parameters(load("175b"), row["stage"]).total()
+            n = Rank(load("175b"), row["stage"]).parameters.total()
             assert row["weights_bytes"] == 2 * n
             assert row["optimizer_bytes"] == 12 * n
             assert row["gradients_bytes"] >= 4 * n

@@ -6,8 +6,8 @@ import pytest
 
 from memcalc.analysis import segments, states
 from memcalc.analysis.device import stage_memory
+from memcalc.analysis.rank import Rank
 from memcalc.analysis.segments import Segments, unsplit
-from memcalc.analysis.states import parameters
 from memcalc.analysis.states import unsplit as unsplit_states
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import load
@@ -129,28 +129,26 @@ class TestStates:
 
     def test_a_buffer_of_weights_is_a_segment_of_whole_2_mib(self):
         config = gpt(dp=2, zero=1, global_batch_size=8)
-        size = 2 * sum(parameters(config, 0).values())
+        size = 2 * sum(Rank(config, 0).parameters.values())
         rest = -size % (2 * MIB)
         assert 0 < rest < MIB
-        assert sum(part.bytes for part in unsplit_states(config, 0)) == rest // 512 * 512
+        assert sum(part.bytes for part in unsplit_states(Rank(config, 0))) == rest // 512 * 512
 
     def test_what_is_not_trained_has_no_buffer_and_no_master_copy(self):
         config = gpt(dp=2, zero=1, global_batch_size=8, frozen=("embedding", "layer", "head"))
-        assert not any(kind.trained for kind, *_ in states._in_order(config, 0))
-        assert sum(part.bytes for part in unsplit_states(config, 0)) < MIB
+        assert not any(kind.trained for kind, *_ in Rank(config, 0).weights())
+        assert sum(part.bytes for part in unsplit_states(Rank(config, 0))) < MIB
 
     @pytest.mark.parametrize(
         "settings",
         [{"sharder": "fsdp2"}, {"environment": Environment(expandable_segments=True)}],
     )
     def test_they_are_known_of_megatrons_alone_and_of_segments_that_do_not_expand(self, settings):
-        assert not [*unsplit_states(gpt(dp=2, zero=2, global_batch_size=8, **settings), 0)]
+        assert not [*unsplit_states(Rank(gpt(dp=2, zero=2, global_batch_size=8, **settings), 0))]
 
     def test_each_expert_has_weights_of_its_own(self):
         config = load("mixtral-8x7b", implementation="megatron", seq_length=4096)
-        sizes = [
-            (size, number) for kind, size, number in states._in_order(config, 0) if kind.expert
-        ]
+        sizes = [(size, number) for kind, size, number in Rank(config, 0).weights() if kind.expert]
         assert sizes.count((4096 * 14336, 8)) == 32
         assert sizes.count((4096 * 2 * 14336, 8)) == 32
 

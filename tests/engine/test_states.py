@@ -6,7 +6,8 @@ import pytest
 
 from memcalc.analysis.parameters import held, held_of_experts
 from memcalc.analysis.parameters import parameters as whole
-from memcalc.analysis.states import buckets, parameters, recipe, states
+from memcalc.analysis.rank import Rank
+from memcalc.analysis.states import buckets, recipe, states
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
@@ -18,12 +19,12 @@ from memcalc.errors import ConfigError, InputError
 
 
 def sizes(config, stage=0):
-    return {part.name: part.bytes for part in states(config, stage)}
+    return {part.name: part.bytes for part in states(Rank(config, stage))}
 
 
 def by_group(config, stage=0):
     found = dict.fromkeys(("weights", "gradients", "optimizer"), 0)
-    for part in states(config, stage):
+    for part in states(Rank(config, stage)):
         found[part.group] += part.bytes
     return tuple(found.values())
 
@@ -34,32 +35,34 @@ class TestParameters:
     )
     def test_one_rank_alone_holds_the_whole_model(self, model):
         config = load(model, tp=1, seq_length=512)
-        assert parameters(config, 0).total() == whole(config)
+        assert Rank(config, 0).parameters.total() == whole(config)
 
     def test_the_stages_hold_the_model_together(self):
         config = load("llama-3-70b", pp=4)
-        assert sum(parameters(config, stage).total() for stage in range(4)) == whole(config)
+        assert sum(Rank(config, stage).parameters.total() for stage in range(4)) == whole(config)
 
     def test_a_tied_table_stands_on_the_first_and_on_the_last_stage(self):
         one, four = load("175b", pp=1, vpp=1), load("175b", vpp=1, pp=4)
         table = 51200 * 12288 // 8
-        rank = parameters(one, 0).total()
-        assert sum(parameters(four, stage).total() for stage in range(4)) == rank + table
+        rank = Rank(one, 0).parameters.total()
+        assert sum(Rank(four, stage).parameters.total() for stage in range(4)) == rank + table
         head = held(head_graph(four)) + table
-        assert parameters(four, 3).total() == 24 * held(layer_graph(four)) + head
+        assert Rank(four, 3).parameters.total() == 24 * held(layer_graph(four)) + head
 
     def test_further_tokens_embed_with_a_table_of_their_own_stage(self):
         """Megatron-core, gpt_model.py: an embedding where there is multi-token prediction."""
         config = load("deepseek-v3", pp=16, seq_length=4096)
-        last = parameters(config, 15).total()
+        last = Rank(config, 15).parameters.total()
         layers = sum(held(layer_graph(config, kind=kind)) for kind in ("moe", "moe", "moe", "mtp"))
         assert last == layers + held(head_graph(config)) + 129280 * 7168
         alone = load("deepseek-v3", pp=1, seq_length=4096)
-        assert parameters(alone, 0).total() == whole(alone) + held(layer_graph(alone, kind="mtp"))
+        assert Rank(alone, 0).parameters.total() == whole(alone) + held(
+            layer_graph(alone, kind="mtp")
+        )
 
     def test_experts_are_told_apart(self):
         config = load("mixtral-8x7b", ep=4, tp=2, etp=1)
-        counted = parameters(config, 0)
+        counted = Rank(config, 0).parameters
         experts = sum(n for kind, n in counted.items() if kind.expert)
         assert experts == 32 * held_of_experts(layer_graph(config))
 
@@ -69,10 +72,10 @@ class TestParameters:
         dual = load("llama-3-70b", pp=4, schedule="dualpipe")
         layer = held(layer_graph(plain))
         ends = held(embedding_graph(plain)) + held(head_graph(plain))
-        assert parameters(plain, 1).total() == 20 * layer
-        assert parameters(dual, 1).total() == 40 * layer
+        assert Rank(plain, 1).parameters.total() == 20 * layer
+        assert Rank(dual, 1).parameters.total() == 40 * layer
         for stage in (0, 3):
-            assert parameters(dual, stage).total() == 40 * layer + ends
+            assert Rank(dual, stage).parameters.total() == 40 * layer + ends
 
 
 class TestRecipes:
@@ -114,10 +117,10 @@ class TestRecipes:
         lion = Optimizer("one momentum", (moments,), ("lion8bit",), step_bytes=2, not_counted="")
         monkeypatch.setitem(OPTIMIZERS, "lion", lion)
         config = load("gpt2", optimizer="lion", moments="bf16")
-        n = parameters(config, 0).total()
-        found = {part.name: part.bytes for part in states(config, 0)}
+        n = Rank(config, 0).parameters.total()
+        found = {part.name: part.bytes for part in states(Rank(config, 0))}
         assert found["Lion's momentum"] == 2 * n
-        (step,) = [part for part in buckets(config, 0, "step") if "optimizer" in part.name]
+        (step,) = [part for part in buckets(Rank(config, 0), "step") if "optimizer" in part.name]
         assert step.bytes == 2 * n
         assert recipe(config.run).optimizer == 4 + 2
 
@@ -158,7 +161,7 @@ class TestSharding:
         config = load("llama-3-8b", dp=8, distributed_optimizer=True, **recipe_)
         n = whole(config)
         assert by_group(config) == (other[0] * n, other[1] * n, other[2] * n // 8)
-        step = sum(part.bytes for part in buckets(config, 0, "step"))
+        step = sum(part.bytes for part in buckets(Rank(config, 0), "step"))
         assert step == (4 * n // 8 if other[1] == 2 else 0)
 
     @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -182,7 +185,9 @@ class TestSharding:
         sizes = []
         for frozen in ((), ("embedding", "head")):
             config = load("llama-3-8b", frozen=frozen, **settings)
-            (part,) = [p for p in buckets(config, 0, "backward") if p.name.startswith("gradients")]
+            (part,) = [
+                p for p in buckets(Rank(config, 0), "backward") if p.name.startswith("gradients")
+            ]
             sizes.append(part.bytes)
         layer = 2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336 + 2 * 4096
         head = 128256 * 4096 + 4096  # with the last norm
@@ -193,14 +198,14 @@ class TestSharding:
         n = whole(config)
         assert by_group(config) == (4 * n // 8, 4 * n // 8, 8 * n // 8)
         layer, table = held(layer_graph(config)), 128256 * 4096
-        (gathered,) = buckets(config, 0, "forward")
+        (gathered,) = buckets(Rank(config, 0), "forward")
         assert gathered.bytes == 2 * (table + 4096 + layer)  # the head's unit has the last norm
-        reduced = buckets(config, 0, "backward")[1]
+        reduced = buckets(Rank(config, 0), "backward")[1]
         assert reduced.bytes == (2 + 4) * (table + 4096)
 
     def test_fsdp2_that_does_not_reshard_holds_all_weights_in_the_passes(self):
         config = load("llama-3-8b", dp=8, sharder="fsdp2", zero=2)
-        assert buckets(config, 0, "forward")[0].bytes == 2 * whole(config)
+        assert buckets(Rank(config, 0), "forward")[0].bytes == 2 * whole(config)
 
     def test_hybrid_sharding_holds_copies(self):
         """HSDP, or Megatron-LM's --num-distributed-optimizer-instances 2."""
@@ -210,7 +215,7 @@ class TestSharding:
     def test_experts_are_split_over_their_own_ranks(self):
         """d 8, t 2, e 4, experts' t 1: 16 ranks of a stage hold each expert 4 times."""
         config = load("mixtral-8x7b", tp=2, ep=4, etp=1, dp=8, distributed_optimizer=True)
-        counted = parameters(config, 0)
+        counted = Rank(config, 0).parameters
         experts = sum(n for kind, n in counted.items() if kind.expert)
         dense = counted.total() - experts
         found = sizes(config)
@@ -222,16 +227,18 @@ class TestSharding:
         """DeepSpeed 0.18.2, stage3.py: step and _create_fp16_sub_groups; stage 2 steps all."""
         for zero, dp, expected in ((3, 2, 10**9), (3, 16, None), (2, 2, None)):
             config = load("llama-3-8b", dp=dp, zero=zero)
-            (part,) = buckets(config, 0, "step")
+            (part,) = buckets(Rank(config, 0), "step")
             assert part.bytes == 4 * (expected or whole(config) // dp)
 
     def test_deepspeeds_buckets(self):
         one = load("llama-3-8b", dp=8, zero=2, sharder="deepspeed")
-        assert [part.bytes for part in buckets(one, 0, "backward")] == [2 * 500_000_000]
+        assert [part.bytes for part in buckets(Rank(one, 0), "backward")] == [2 * 500_000_000]
         small = load("llama-3-8b", dp=8, zero=2, sharder="deepspeed", bucket=1000)
-        assert [part.bytes for part in buckets(small, 0, "backward")] == [2000]
-        assert buckets(small, 0, "forward") == []
-        assert buckets(load("llama-3-8b", dp=8, distributed_optimizer=True), 0, "backward") == []
+        assert [part.bytes for part in buckets(Rank(small, 0), "backward")] == [2000]
+        assert buckets(Rank(small, 0), "forward") == []
+        assert (
+            buckets(Rank(load("llama-3-8b", dp=8, distributed_optimizer=True), 0), "backward") == []
+        )
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -258,7 +265,7 @@ class TestSharding:
     def test_experts_that_copies_do_not_divide_are_refused(self):
         config = load("mixtral-8x7b", ep=8, dp=8, zero=1, shard_copies=2)
         with pytest.raises(ConfigError, match="ranks with the same experts = 1"):
-            states(config, 0)
+            states(Rank(config, 0))
 
 
 class TestMegatron:
