@@ -218,7 +218,7 @@ def _unsplit(rank: Rank, held: Held) -> Iterator[Part]:
         for place, kind in enumerate(names)
     ]
     kernels = config.run.implementation
-    copies = kernels.attention == "flash" and (kernels.batch_first or config.parallel.cp > 1)
+    copies = bool(kernels.fused_attention) and (kernels.batch_first or config.parallel.cp > 1)
     size, all_walked = segments.unsplit(layers, copies)
     certainty = READ if all_walked else "estimated"
     yield Part(

@@ -197,7 +197,7 @@ def _conventions(config: Config, causal: bool, printed: bool) -> tuple[str, ...]
     lines: tuple[str, ...] = (
         f"GEMMs only, two FLOPs per multiply-add; attention-score FLOPs are counted {scores}",
     )
-    if config.run.implementation.attention == "flash":
+    if config.run.implementation.fused_attention:
         lines += ("the scores that a flash kernel recomputes in its own backward are not counted",)
     if printed:
         lines += (

@@ -8,6 +8,7 @@ from memcalc.blocks.spec import Spec
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Save, Tensor
 from memcalc.graph.mesh import Axis
+from memcalc.lazy import resolve
 
 CROSS = "cross_"  # what names of a cross-attention begin with
 
@@ -110,7 +111,7 @@ def core_of(m: Spec) -> Core:
     PyTorch's fused kernels take as many key and value heads as query heads, unless they are told to
     share them (sdp_utils_cpp.h: check_batch_size_and_num_heads_dense).
     """
-    if m.kernels.attention != "flash":
+    if not m.kernels.fused_attention:
         return unfused_core
     told = not m.model.calls_attention or m.model.repeated_kv or not m.kernels.keeps_masks
     return flash_core if told or not m.grouped else math_core
@@ -118,7 +119,7 @@ def core_of(m: Spec) -> Core:
 
 def views(m: Spec) -> bool:
     """Whether the packed tensor is saved whole: by a flash kernel, or by GEMMs of one sequence."""
-    return m.kernels.own_heads and (m.kernels.attention == "flash" or m.single)
+    return m.kernels.own_heads and (bool(m.kernels.fused_attention) or m.single)
 
 
 def repeats(m: Spec) -> bool:
@@ -148,8 +149,9 @@ def flash_core(g: Graph, prefix: str, q: Tensor, k: Tensor, v: Tensor, m: Spec) 
         name, bias = f"{prefix}efficient_attention", mask_of(g, prefix, q, m)
         out = ops.efficient_attention(g, name, q, k, v, m.causal, sinks, prefix, bias)
     else:
-        name, rng_bytes = f"{prefix}flash_attention", m.kernels.rng_bytes
-        out = ops.flash_attention(g, name, q, k, v, rng_bytes, m.causal, sinks, prefix)
+        kernel, rng_bytes = resolve(m.kernels.fused_attention), m.kernels.rng_bytes
+        name = f"{prefix}{kernel.__name__}"
+        out = kernel(g, name, q, k, v, rng_bytes, m.causal, sinks, prefix)
     if m.kernels.batch_first and not m.single:
         out = ops.tokens_first(g, f"{prefix}context_order", out)
     if m.parallel.cp_kind == "all_to_all":

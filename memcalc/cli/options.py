@@ -343,7 +343,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "attention": partial(
             option,
             "--attention",
-            type=click.Choice(ATTENTIONS),
+            type=click.Choice(list(ATTENTIONS)),
             help="Attention kernel.  [default: the implementation's]",
         ),
         "expert_products": partial(

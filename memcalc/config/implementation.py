@@ -1,13 +1,34 @@
 """Which kernels run: two implementations of one layer keep different tensors for backward."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memcalc.config import fields
 from memcalc.errors import ConfigError
 from memcalc.frameworks import FRAMEWORKS
 from memcalc.frameworks.record import Framework
 
-ATTENTIONS = ("flash", "unfused")
+
+class AttentionKernel(NamedTuple):
+    """A way to compute attention.
+
+    Attributes:
+        summary: What it is, in a line.
+        operation: The operation of one fused kernel, which keeps no tensor of s x s, as
+            ``module:name``; nothing where scores and softmax are operations of their own.
+    """
+
+    summary: str
+    operation: str
+
+
+ATTENTIONS = {
+    "flash": AttentionKernel(
+        "one fused kernel, which keeps no tensor of s x s",
+        "memcalc.graph.ops.attention:flash_attention",
+    ),
+    "unfused": AttentionKernel("scores, softmax and context, each an operation of its own", ""),
+}
 EXPERT_PRODUCTS = ("grouped", "sequential", "batched")
 CROSS_ENTROPIES = {
     "unfused": "an fp32 copy of the logits becomes their softmax in place",
@@ -25,7 +46,7 @@ class Implementation:
         name: The word for it on the command line.
         framework: Whose layers these are: a key of ``memcalc.frameworks.FRAMEWORKS``.
         source: Where its choices were seen.
-        attention: ``flash`` (no tensor of s x s is kept) or ``unfused``.
+        attention: How attention is computed: a word of ``ATTENTIONS``.
         fused_norms: Whether RMSNorm is one kernel that keeps its input, or a chain of fp32
             operations that keeps more; so too LayerNorm, where the model's own code has a chain.
         fused_gelu: Whether the tanh form of GeLU is one kernel, or a chain where the model's own
@@ -115,6 +136,15 @@ class Implementation:
     transformer_engine: bool = False
     packs_value: bool = False
     rng_bytes: int = 0
+
+    @property
+    def fused_attention(self) -> str:
+        """The operation of the fused attention kernel, as ``module:name``, or nothing.
+
+        >>> IMPLEMENTATIONS["megatron"].fused_attention, IMPLEMENTATIONS["paper"].fused_attention
+        ('memcalc.graph.ops.attention:flash_attention', '')
+        """
+        return ATTENTIONS[self.attention].operation
 
     @property
     def maker(self) -> Framework:

@@ -95,7 +95,7 @@ def lasting(rank: "Rank") -> Iterator[Buffer]:
     whole = run.activation_bytes * run.seq_length * run.micro_batch_size * model.hidden_size
     gathers = parallel.sp and parallel.tp > 1 and (rank.head or not kernels.transformer_engine)
     sizes = [(whole // parallel.cp if gathers else 0, MEGATRON_BUFFER)]
-    if not kernels.transformer_engine and kernels.attention == "unfused":
+    if not kernels.transformer_engine and not kernels.fused_attention:
         heads = model.heads // parallel.tp
         scores = run.activation_bytes * run.micro_batch_size * heads * run.seq_length**2
         sizes.append((scores // parallel.cp**2, MEGATRON_SCORES))

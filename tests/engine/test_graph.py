@@ -1,7 +1,9 @@
 """Tensors, operations, regions: shapes, what is saved, FLOPs and weights."""
 
+import sys
 from dataclasses import MISSING, fields
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import sympy
@@ -12,6 +14,7 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config, Model, Parallel, Run, load
+from memcalc.config.implementation import ATTENTIONS, AttentionKernel
 from memcalc.config.recompute import REGIONS, Policy
 from memcalc.errors import ConfigError
 from memcalc.graph import ops
@@ -526,6 +529,25 @@ def test_a_further_token_keeps_its_gathered_projection_whole():
             for entry in kept(layer_graph(config, kind="mtp"), config.run.policy)
         }
         assert sizes["join_gather_output"] == 2 * 4096 * 7168
+
+
+def scaled_attention(g, name, q, k, v, *others):
+    """A fused kernel that also keeps an fp32 scale of each query: what a new kernel has to say."""
+    out = ops.flash_attention(g, name, q, k, v, *others)
+    scale = Tensor("scale", q.axes[:-1], 4)
+    reason, source = "scale of each query's numbers", "a test"
+    g.ops[-1] = g.ops[-1]._replace(saves=[*g.ops[-1].saves, Save(scale, reason, source)])
+    return out
+
+
+def test_one_record_and_one_operation_add_an_attention_kernel(monkeypatch):
+    module = SimpleNamespace(scaled_attention=scaled_attention)
+    monkeypatch.setitem(sys.modules, "kernels_of_a_test", module)
+    record = AttentionKernel("keeps a scale", "kernels_of_a_test:scaled_attention")
+    monkeypatch.setitem(ATTENTIONS, "scaled", record)
+    config = load("llama-3-8b", seq_length=4096)
+    more = layer_bytes(load("llama-3-8b", seq_length=4096, attention="scaled"), "exact")
+    assert more - layer_bytes(config, "exact") == 4 * 4096 * 32  # s b a
 
 
 def test_no_fact_of_a_kind_of_operation_has_a_default():
