@@ -52,8 +52,8 @@ class Claim(NamedTuple):
     Attributes:
         id: The claim's name; its first part is where it is printed.
         model: The catalogue model or GPU that the claim is about, or nothing.
-        quantity: The function of ``memcalc.checks.paper`` that computes memcalc's value, or
-            nothing.
+        quantity: Its name in ``memcalc.checks.paper.QUANTITIES``, by which memcalc's own value is
+            computed, or nothing.
         relation: How memcalc's value must relate to the printed one: ``=``, ``<`` or ``>``.
         printed: The printed value, digit by digit; for a figure, the value read off it.
         unit: The unit of both values.

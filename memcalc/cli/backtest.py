@@ -6,7 +6,8 @@ import click
 
 import memcalc
 from memcalc.cli.command import Command, Ratio, option
-from memcalc.cli.options import SHOW, options, show
+from memcalc.cli.options import SHOW, options
+from memcalc.cli.show import show
 
 
 @click.command(cls=Command, docs="docs/runs.md")

@@ -7,7 +7,8 @@ import click
 import memcalc
 from memcalc.checks.claims import VERDICTS
 from memcalc.cli.command import Command, option
-from memcalc.cli.options import SHOW, options, show
+from memcalc.cli.options import SHOW, options
+from memcalc.cli.show import show
 
 
 @click.command(cls=Command)

@@ -10,7 +10,8 @@ import click
 from memcalc.cli.command import Command, option
 from memcalc.cli.extras import installed
 from memcalc.cli.names import as_option
-from memcalc.cli.options import CHOICES, KERNELS, SHOW, options, show, warn, write
+from memcalc.cli.options import CHOICES, KERNELS, SHOW, options
+from memcalc.cli.show import show, warn, write
 from memcalc.config import load
 from memcalc.lazy import resolve
 from memcalc.progress import progress

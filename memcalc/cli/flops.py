@@ -9,7 +9,8 @@ import memcalc
 from memcalc.answers.flops import SCOPES
 from memcalc.cli.command import Command, Number, Whole, option
 from memcalc.cli.effect import answered
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, WHOLE, model, options, show
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, WHOLE, model, options
+from memcalc.cli.show import show
 
 
 @click.command(cls=Command, docs="docs/layers.md")

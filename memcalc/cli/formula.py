@@ -9,17 +9,8 @@ from click.core import ParameterSource
 import memcalc
 from memcalc.cli.command import Command, option
 from memcalc.cli.effect import answered
-from memcalc.cli.options import (
-    CHOICES,
-    KERNELS,
-    RUN,
-    SHOW,
-    optional_model,
-    options,
-    show,
-    warn,
-    write,
-)
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, optional_model, options
+from memcalc.cli.show import show, warn, write
 from memcalc.lazy import resolve
 
 PAPERS = ("li2021",)

@@ -8,7 +8,8 @@ import click
 import memcalc
 from memcalc.cli.command import Command
 from memcalc.cli.effect import answered
-from memcalc.cli.options import KERNELS, RUN, SHOW, model, options, show
+from memcalc.cli.options import KERNELS, RUN, SHOW, model, options
+from memcalc.cli.show import show
 
 REFUSED = {
     name: f"layer always lists every technique; drop {name}, or use `memcalc ledger {name}`"

@@ -21,8 +21,8 @@ from memcalc.cli.options import (
     margin,
     model,
     options,
-    show,
 )
+from memcalc.cli.show import show
 
 
 @click.command(cls=Command, docs="docs/gpu.md")

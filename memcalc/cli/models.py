@@ -6,7 +6,8 @@ import click
 
 from memcalc.answers import models as answer
 from memcalc.cli.command import Command, option
-from memcalc.cli.options import SHOW, optional_model, options, show
+from memcalc.cli.options import SHOW, optional_model, options
+from memcalc.cli.show import show
 
 
 @click.command(cls=Command)

@@ -12,17 +12,8 @@ from memcalc import figures, files
 from memcalc.cli.command import Command, Decorated, option
 from memcalc.cli.effect import checked
 from memcalc.cli.names import as_option
-from memcalc.cli.options import (
-    CHOICES,
-    KERNELS,
-    PIPELINE,
-    RUN,
-    STATES,
-    WHOLE,
-    model,
-    options,
-    warn,
-)
+from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, WHOLE, model, options
+from memcalc.cli.show import warn
 from memcalc.config.catalog import named
 from memcalc.errors import nearest
 from memcalc.figures import backend

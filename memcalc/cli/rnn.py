@@ -9,7 +9,8 @@ import click
 import memcalc
 from memcalc.answers.rnn import SCOPES
 from memcalc.cli.command import Command, Number, Whole, option
-from memcalc.cli.options import SHOW, complete_gpus, options, show
+from memcalc.cli.options import SHOW, complete_gpus, options
+from memcalc.cli.show import show
 from memcalc.config.recurrent import CELLS, KERNELS, PRECISIONS, WHOLE, OnChip
 
 SIZE, STEPS = Whole(1, 2**24), Whole(1, 2**20)

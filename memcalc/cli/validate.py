@@ -7,7 +7,8 @@ import click
 
 from memcalc.cli.command import Command, option
 from memcalc.cli.extras import installed
-from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, model, options, show
+from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, model, options
+from memcalc.cli.show import show
 from memcalc.config import load
 from memcalc.lazy import resolve
 from memcalc.progress import progress

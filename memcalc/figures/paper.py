@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from memcalc.checks.claims import claims
-from memcalc.checks.paper import MODELS, flops_overhead, percent
-from memcalc.checks.paper import figure1 as gib
+from memcalc.checks.formulas import MODELS
+from memcalc.checks.numbers import figure1 as gib
+from memcalc.checks.numbers import flops_overhead, percent
 from memcalc.figures import style
 
 NAMES = {"22b": "22B", "175b": "175B", "530b": "530B", "1t": "1T"}
