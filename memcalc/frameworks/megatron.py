@@ -1,12 +1,8 @@
 """Megatron-LM: its layers and its step today, the step of 2022, and its sharders."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from memcalc.frameworks.record import ESTIMATED, Buffer, Framework, Sharder
-
-if TYPE_CHECKING:
-    from memcalc.analysis.rank import Rank
+from memcalc.frameworks.record import ESTIMATED, Buffer, Framework, Rank, Sharder
 
 MEGATRON_BUFFER = "Megatron-core tensor_parallel/layers.py: get_global_memory_buffer"
 MEGATRON_TOKENS = (
@@ -88,7 +84,7 @@ MEGATRON_FSDP = SHARDER._replace(
 )
 
 
-def lasting(rank: "Rank") -> Iterator[Buffer]:
+def lasting(rank: Rank) -> Iterator[Buffer]:
     """The buffer that linears, attention and dispatcher share, and the table of rotary angles."""
     model, run, parallel = rank.config.model, rank.config.run, rank.config.parallel
     kernels = run.implementation
@@ -110,7 +106,7 @@ def lasting(rank: "Rank") -> Iterator[Buffer]:
         yield Buffer("rotary embedding table", size, MEGATRON_ROTARY)
 
 
-def in_a_pass(rank: "Rank", phase: str) -> Iterator[Buffer]:
+def in_a_pass(rank: Rank, phase: str) -> Iterator[Buffer]:
     """What its pipeline schedule and its data loader hold while a micro-batch passes.
 
     Args:
@@ -134,7 +130,7 @@ def in_a_pass(rank: "Rank", phase: str) -> Iterator[Buffer]:
         yield from _deferred(rank)
 
 
-def between_steps(rank: "Rank") -> Iterator[Buffer]:
+def between_steps(rank: Rank) -> Iterator[Buffer]:
     """What its pipeline schedule keeps after an iteration."""
     parallel = rank.config.parallel
     if parallel.pp > 1:
@@ -143,7 +139,7 @@ def between_steps(rank: "Rank") -> Iterator[Buffer]:
         yield Buffer(name, 2 * received * rank.output_bytes, MEGATRON_PIPELINE)
 
 
-def _deferred(rank: "Rank") -> Iterator[Buffer]:
+def _deferred(rank: Rank) -> Iterator[Buffer]:
     """Logit gradients and hidden states of micro-batches whose head gradient is deferred.
 
     A hidden state keeps its micro-batch's autograd graph alive, and with it the leaf of this graph:

@@ -1,11 +1,11 @@
 """What is recorded of a framework: whose layers run, who runs the step, and who shards.
 
 Records are plain data. The few functions that only one framework needs stand in its own file. They
-are named in its record, and called with a rank (``memcalc.analysis.rank.Rank``).
+are named in its record, and called with a ``Rank``.
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 READ, ESTIMATED = "framework-dependent", "estimated"  # how sure a size is; see analysis.parts
 
@@ -97,6 +97,32 @@ class Sharder(NamedTuple):
     weights_dtype: bool
     since: str
     known_order: bool
+
+
+class Rank(Protocol):
+    """What a framework's functions ask of a rank (``memcalc.analysis.rank.Rank``)."""
+
+    config: Any  # a Config, which itself refers to these records
+
+    @property
+    def embedding(self) -> bool:
+        """Whether it has the embedding."""
+
+    @property
+    def head(self) -> bool:
+        """Whether it has the head."""
+
+    @property
+    def experts(self) -> bool:
+        """Whether one of its layers has experts."""
+
+    @property
+    def output_bytes(self) -> int:
+        """The bytes that it sends to the next stage for one micro-batch."""
+
+    @property
+    def steps_itself(self) -> bool:
+        """Whether the framework of its layers also runs the step."""
 
 
 class Buffer(NamedTuple):
