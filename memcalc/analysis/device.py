@@ -15,7 +15,7 @@ from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.stages import Held, layer_sizes, recomputing_nothing
-from memcalc.analysis.states import buckets, states, unsplit
+from memcalc.analysis.states import buckets, states, unsplit_states
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -95,7 +95,7 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     held = stages.stage(config, stage, "exact")
     there = [*states(rank), *buffers.lasting(rank)]
     if config.run.implementation.maker.known_order:
-        there += unsplit(rank)
+        there += unsplit_states(rank)
     phases = [
         Phase(name, [part for part in (*there, *parts) if part.bytes])
         for name, parts in _moments(rank, held)
@@ -117,7 +117,7 @@ def _moments(rank: Rank, held: Held) -> Iterator[tuple[str, list[Part]]]:
     coming = [*buckets(rank, "forward"), *buffers.in_a_pass(rank, "forward")]
     passing = [*buckets(rank, "backward"), *buffers.in_a_pass(rank, "backward")]
     names = next((names for names in reversed(rank.chunks) if names), [])
-    again, blocks = _together(config, names), list(_unsplit(rank, held))
+    again, blocks = _together(config, names), list(_unsplit_activations(rank, held))
     if names:
         without, parts = _worst_layer(config, names, _forward, [0] * len(names))
         yield "forward", [*_in_flight(config, held, without), *blocks, *coming, *parts]
@@ -205,7 +205,7 @@ def _in_flight(config: Config, held: Held, without: int = 0) -> list[Part]:
     ]
 
 
-def _unsplit(rank: Rank, held: Held) -> Iterator[Part]:
+def _unsplit_activations(rank: Rank, held: Held) -> Iterator[Part]:
     """Bytes of unsplit blocks beside the layers' activations, in Megatron-core's order of work."""
     config = rank.config
     known = config.run.implementation.maker.known_order
@@ -219,7 +219,7 @@ def _unsplit(rank: Rank, held: Held) -> Iterator[Part]:
     ]
     kernels = config.run.implementation
     copies = bool(kernels.fused_attention) and (kernels.batch_first or config.parallel.cp > 1)
-    size, all_walked = segments.unsplit(layers, copies)
+    size, all_walked = segments.unsplit_passes(layers, copies)
     certainty = READ if all_walked else "estimated"
     yield Part(
         "allocator blocks not split: activations", size, "buffers", certainty, segments.SOURCE

@@ -18,7 +18,7 @@ from memcalc.graph.ops.ends import EMBEDDING as LOOKUP
 EMBEDDING, HEAD = "embedding", "head"
 
 
-class Kind(NamedTuple):
+class WeightKind(NamedTuple):
     """What the bytes of a parameter depend on.
 
     Attributes:
@@ -111,7 +111,7 @@ class Rank:
         return [EMBEDDING] * self.embedding + self.layers + [HEAD] * self.head
 
     @cached_property
-    def parameters(self) -> "Counter[Kind]":
+    def parameters(self) -> "Counter[WeightKind]":
         """Its parameters, before they are sharded over data-parallel ranks.
 
         A stage without the embedding has a copy of its table if it has a tied head or multi-token
@@ -123,7 +123,7 @@ class Rank:
         >>> Rank(load("22b"), 0).parameters.total() == layers + v * h // t + s * h + 2 * h
         True
         """
-        found: Counter[Kind] = Counter()
+        found: Counter[WeightKind] = Counter()
         for name, number in Counter(self.units).items():
             for kind, size in _of_graph(self.config, name):
                 found[kind] += number * size
@@ -139,16 +139,16 @@ class Rank:
         }
         return [sizes[name] for name in self.units] or [0]
 
-    def weights(self) -> Iterator[tuple[Kind, int, int]]:
+    def weights(self) -> Iterator[tuple[WeightKind, int, int]]:
         """Its weights in the order of its passes: elements, and how many have that size."""
         for name in self.units:
             yield from _weights(self.config, name)
         for part in self.copies:
             yield self._copy(part), table(self.config), 1
 
-    def _copy(self, part: str) -> Kind:
+    def _copy(self, part: str) -> WeightKind:
         """The kind of a copy of the table."""
-        return Kind(False, None, part not in self.config.run.frozen)
+        return WeightKind(False, None, part not in self.config.run.frozen)
 
 
 def stages_with_table(config: Config) -> list[int]:
@@ -177,16 +177,16 @@ def table(config: Config) -> int:
 
 
 @lru_cache(1024)
-def _of_graph(config: Config, name: str) -> tuple[tuple[Kind, int], ...]:
+def _of_graph(config: Config, name: str) -> tuple[tuple[WeightKind, int], ...]:
     """The parameters of one graph that a rank holds, by their kinds."""
-    found: Counter[Kind] = Counter()
+    found: Counter[WeightKind] = Counter()
     for kind, size, number in _weights(config, name):
         found[kind] += number * size
     return tuple(found.items())
 
 
 @lru_cache(1024)
-def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
+def _weights(config: Config, name: str) -> tuple[tuple[WeightKind, int, int], ...]:
     """The weights of one graph on a rank: kind, elements of each, and how many are alike.
 
     Every expert has a weight of its own.
@@ -198,7 +198,7 @@ def _weights(config: Config, name: str) -> tuple[tuple[Kind, int, int], ...]:
         trained = not op.is_in(config.run.frozen)
         for weight in (each for each in op.weights if not each.shared):
             matrix = name not in ends and weight.name.endswith(".weight") and op.kind.gemm
-            kind = Kind(op.kind.of_experts, op.kind.gemm if matrix else None, trained)
+            kind = WeightKind(op.kind.of_experts, op.kind.gemm if matrix else None, trained)
             first, *others = (axis.local for axis in weight.axes)
             size, number = (prod(others), first) if kind.expert else (first * prod(others), 1)
             found.append((kind, size, number))

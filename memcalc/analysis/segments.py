@@ -156,7 +156,7 @@ class Segments:
         self._free.pop(place)
 
 
-class Step(NamedTuple):
+class Request(NamedTuple):
     """What an operation requests and frees.
 
     Attributes:
@@ -170,7 +170,7 @@ class Step(NamedTuple):
     gives: Sequence[Key]
 
 
-def unsplit(layers: Sequence[tuple[Graph, Policy, int]], copies: bool) -> tuple[int, bool]:
+def unsplit_passes(layers: Sequence[tuple[Graph, Policy, int]], copies: bool) -> tuple[int, bool]:
     """Bytes of unsplit blocks beyond the activations in them.
 
     The layers run forward one after another, for one micro-batch after another, as Megatron-core's
@@ -188,7 +188,7 @@ def unsplit(layers: Sequence[tuple[Graph, Policy, int]], copies: bool) -> tuple[
     >>> from memcalc.config import load
     >>> sizes = {"seq_length": 1024, "micro_batch_size": 4, "implementation": "megatron-local"}
     >>> config = load("gpt2-medium", tp=8, **sizes)
-    >>> size, all_walked = unsplit([(layer_graph(config), config.run.policy, 24)], copies=False)
+    >>> size, all_walked = unsplit_passes([(layer_graph(config), config.run.policy, 24)], False)
     >>> size / 2**20, all_walked
     (24.0, True)
     """
@@ -216,7 +216,7 @@ def _unsplit(passes: tuple[tuple[Graph, Policy], ...], copies: bool) -> int:
     return segments.unsplit
 
 
-def _pass(segments: Segments, plan: Iterable[Step]) -> None:
+def _pass(segments: Segments, plan: Iterable[Request]) -> None:
     """Run a layer forward; afterwards only its saved tensors and outputs have blocks."""
     blocks: dict[Key, Block | None] = {}
     for step in plan:
@@ -227,7 +227,7 @@ def _pass(segments: Segments, plan: Iterable[Step]) -> None:
             segments.give(blocks.pop(key))
 
 
-def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Step]:
+def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Request]:
     """What each operation of a layer's forward pass requests and frees."""
     homes = _homes(ops, copies)
     last: dict[Key, int] = {}
@@ -248,7 +248,7 @@ def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Step
         gives = [key for key in alive if last.get(key, index) <= index]
         alive = [key for key in alive if key not in gives]
         if takes or gives or _is_large(op.scratch.forward):
-            plan.append(Step(op.scratch.forward, takes, gives))
+            plan.append(Request(op.scratch.forward, takes, gives))
     return plan
 
 

@@ -148,7 +148,7 @@ def _in_flight(parallel: Parallel, number: int, microbatches: int) -> int:
     return sum(each.whole for each in held.values())
 
 
-class Weight(NamedTuple):
+class ChunkBytes(NamedTuple):
     """What one micro-batch holds of a chunk, in bytes: the parts of ``Held``."""
 
     layers: int
@@ -159,7 +159,7 @@ class Weight(NamedTuple):
 
 def chunk_weights(
     config: Config, number: int, accounting: str, frees_outputs: bool = True
-) -> list[tuple[Weight, Weight]]:
+) -> list[tuple[ChunkBytes, ChunkBytes]]:
     """What one micro-batch holds of each of a stage's chunks.
 
     Returns:
@@ -183,19 +183,19 @@ def _chunk_weights(
     last: bool,
     accounting: str,
     frees_outputs: bool,
-) -> tuple[Weight, Weight]:
+) -> tuple[ChunkBytes, ChunkBytes]:
     """The same of one chunk: its layers, and whether it has the embedding or the head."""
     splits = config.parallel.scheduling.splits_backward
     heads = (1 + config.model.mtp_layers) if last else 0
     head = head_graph(config) if last else None
     output = 0 if frees_outputs or last else output_bytes(config)
-    whole = Weight(
+    whole = ChunkBytes(
         chunk_bytes(config, names, accounting),
         _bytes(embedding_graph(config), accounting) if first else 0,
         heads * _bytes(head, accounting) if head else 0,
         output,
     )
-    late = Weight(
+    late = ChunkBytes(
         sum(layer_waiting(config, kind) for kind in names) if splits else 0,
         head=heads * activations.waiting(head) if head and splits else 0,
     )

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memcalc.analysis.parts import Part
-from memcalc.analysis.rank import Kind, Rank
+from memcalc.analysis.rank import Rank, WeightKind
 from memcalc.analysis.segments import SOURCE as SEGMENTS
 from memcalc.analysis.segments import Segments
 from memcalc.config import PRECISION_BYTES, Config, Run, fields
@@ -95,7 +95,9 @@ def states(rank: Rank) -> list[Part]:
     fp8 = {kind: 1 if run.fp8_params else 2 for kind in held if kind.gemm == OF_WEIGHT}
     found: list[Part] = []
 
-    def add(name: str, group: str, zero: int, sizes: dict[Kind, int], source: str = "") -> None:
+    def add(
+        name: str, group: str, zero: int, sizes: dict[WeightKind, int], source: str = ""
+    ) -> None:
         """Add a part for experts and one for all else, sharded from ZeRO stage ``zero`` on."""
         for expert in (False, True):
             shards = shard_ranks(config, expert) if config.parallel.zero >= zero else 1
@@ -126,7 +128,7 @@ def states(rank: Rank) -> list[Part]:
     return found
 
 
-def unsplit(rank: Rank) -> Iterator[Part]:
+def unsplit_states(rank: Rank) -> Iterator[Part]:
     """Bytes of unsplit blocks beyond weights, gradients and master weights, on the last rank.
 
     Megatron-core allocates these first, in this order: the weights; the buffers of weights and
@@ -136,7 +138,7 @@ def unsplit(rank: Rank) -> Iterator[Part]:
         ConfigError: A rank holds too many weights.
 
     >>> from memcalc.config import load
-    >>> [part.name for part in unsplit(Rank(load("gpt2"), 0))]
+    >>> [part.name for part in unsplit_states(Rank(load("gpt2"), 0))]
     ['allocator blocks not split: states']
     """
     config, parallel = rank.config, rank.config.parallel
@@ -158,7 +160,7 @@ def unsplit(rank: Rank) -> Iterator[Part]:
 
 @lru_cache(256)
 def _unsplit(
-    weights: tuple[tuple[Kind, int, int], ...], each: Recipe, shards: tuple[int, ...]
+    weights: tuple[tuple[WeightKind, int, int], ...], each: Recipe, shards: tuple[int, ...]
 ) -> int:
     """The bytes for these weights; ``shards``: numbers of shards of all else and of experts."""
     segments = Segments()
@@ -265,7 +267,7 @@ def _stepped(rank: Rank) -> int:
     )
 
 
-def weight_bytes(run: Run, kind: Kind) -> int:
+def weight_bytes(run: Run, kind: WeightKind) -> int:
     """The bytes of one parameter of a kind, in the dtype that the passes use."""
     return 1 if run.fp8_params and kind.gemm == OF_WEIGHT else recipe(run).weight
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
-from memcalc.checks.claims import VERDICTS, Claim, Derived, Ours, claims, judge
+from memcalc.checks.claims import VERDICTS, Claim, Ours, OwnFormula, claims, judge
 from memcalc.checks.paper import ours
 from memcalc.checks.patterns import chosen, listed
 from memcalc.errors import UsageError, nearest
@@ -94,7 +94,7 @@ def _row(claim: Claim, found: Ours, said: str) -> tuple[object, ...]:
         claim.page,
         claim.printed if claim.relation == "=" else f"{claim.relation} {claim.printed}",
         claim.unit,
-        found.written if isinstance(found, Derived) else _plain(found),
+        found.written if isinstance(found, OwnFormula) else _plain(found),
         _plain(difference),
         _plain(claim.tolerance),
         said,

@@ -25,7 +25,7 @@ VERDICTS = {
 }
 
 
-class Derived(NamedTuple):
+class OwnFormula(NamedTuple):
     """A formula of memcalc's own, as its values for some values of the letters.
 
     Attributes:
@@ -43,7 +43,7 @@ class Derived(NamedTuple):
         return all(expand(value - printed(letters)) == 0 for value, letters in self.witnesses)
 
 
-Ours: TypeAlias = int | Fraction | str | Derived | None
+Ours: TypeAlias = int | Fraction | str | OwnFormula | None
 
 
 class Claim(NamedTuple):
@@ -126,7 +126,7 @@ def judge(claim: Claim, ours: Ours) -> str:
 
 
 def _holds(claim: Claim, ours: Ours) -> bool:
-    if isinstance(ours, Derived):
+    if isinstance(ours, OwnFormula):
         return ours.equals(claim.printed)
     if claim.number is None or ours is None or isinstance(ours, str):
         return ours == claim.printed
@@ -144,7 +144,7 @@ def _is_corrected(claim: Claim, ours: Ours) -> bool:
     """Whether ours equals the corrected value, to the corrected value's last digit."""
     if not claim.corrected:
         return False
-    if isinstance(ours, Derived):
+    if isinstance(ours, OwnFormula):
         return ours.equals(claim.corrected)
     if not isinstance(ours, int | Fraction):
         return ours == claim.corrected

@@ -18,7 +18,7 @@ from memcalc.analysis.stages import stage
 from memcalc.answers.layer import TECHNIQUES
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
-from memcalc.checks.claims import Derived
+from memcalc.checks.claims import OwnFormula
 from memcalc.config import Config, load
 from memcalc.formulas import Formula
 
@@ -30,7 +30,7 @@ LI_LETTERS = SimpleNamespace(**{letter: getattr(li2021, letter) for letter in "B
 PIPELINES = ((1, 1), (2, 1), (4, 2), (8, 3), (35, 3))  # p, m
 
 
-def equation(number: str) -> Derived:
+def equation(number: str) -> OwnFormula:
     """The numbered equations; 5 is from walked schedules, 9 is 8 over 7 to first order in s/h."""
     settings: dict[str, dict[str, Any]] = {
         "1": {"tp": 1},
@@ -51,15 +51,15 @@ def equation(number: str) -> Derived:
         x = LETTERS
         ratio = LETTERS.L * again / model
         slope = sympy.limit(ratio.subs(x.v, 0) / x.s, x.s, 0) * x.s
-        return Derived([(1 + slope, LETTERS)], f"1 + {slope}")
+        return OwnFormula([(1 + slope, LETTERS)], f"1 + {slope}")
     done = model + (LETTERS.L * again if number == "8" else 0)
     bracket = sympy.expand(done / (72 * LETTERS.B * LETTERS.L * LETTERS.s * LETTERS.h**2))
     terms = sorted(bracket.as_ordered_terms(), key=lambda term: len(term.free_symbols))
     written = " + ".join(sympy.sstr(term) for term in terms)
-    return Derived([(done, LETTERS)], f"72*B*L*h**2*s*({written})")
+    return OwnFormula([(done, LETTERS)], f"72*B*L*h**2*s*({written})")
 
 
-def table2(name: str) -> Derived:
+def table2(name: str) -> OwnFormula:
     """A row of table 2."""
     technique = next(each for each in TECHNIQUES if each.name == name)
     config = load("175b")
@@ -67,7 +67,7 @@ def table2(name: str) -> Derived:
     return _symbolic(activations.total(layer_entries(technique.of(config), "paper", letters)))
 
 
-def item(name: str) -> Derived:
+def item(name: str) -> OwnFormula:
     """An item of section 4.1: one tensor, or two."""
     tensors = {
         "qkv_input": ("input_norm_output",),
@@ -80,19 +80,19 @@ def item(name: str) -> Derived:
     return _symbolic(sum(e.tensor.bytes for e in entries if e.tensor.name in tensors))
 
 
-def part(name: str) -> Derived:
+def part(name: str) -> OwnFormula:
     """A sum in section 4.1: attention, MLP or norms."""
     return _symbolic(sum(e.tensor.bytes for e in _symbolic_entries(tp=1) if e.part == name))
 
 
-def flop(name: str) -> Derived:
+def flop(name: str) -> OwnFormula:
     """A line of appendix A: the FLOPs of one or several GEMMs."""
     named = {name, *({"mlp": ("fc1", "fc2")}.get(name, ()))}
     ops = [op for op in _symbolic_ops() if {op.name, op.regions[0].name} & named]
     return _symbolic(sum(op.flops for op in ops))
 
 
-def interleave() -> Derived:
+def interleave() -> OwnFormula:
     """The interleave factor, from walked schedules: chunks in flight on the first rank over p*m."""
     held = []
     for p, m in PIPELINES:
@@ -104,7 +104,7 @@ def interleave() -> Derived:
     return _walked(held, "1 + (p - 1)/(m*p)")
 
 
-def ends(name: str) -> Derived:
+def ends(name: str) -> OwnFormula:
     """What section 4.3 adds at the ends of the pipeline."""
     if name.startswith("total"):
         single = name == "total_one_stage"
@@ -129,21 +129,21 @@ def ends(name: str) -> Derived:
     return _symbolic(named[tensor.get(name, "loss_softmax")])
 
 
-def full(name: str = "full") -> Derived:
+def full(name: str = "full") -> OwnFormula:
     """Full recomputation of all layers of the first stage, without or with sharded inputs."""
     configs = [load(model, sp=name == "full_sharded", vpp=1, recompute="full") for model in MODELS]
     held = [(stage(c, 0).layers, letters(c)) for c in configs]
     return _walked(held, "2*L*b*h*s", "2*L*b*h*s/t")
 
 
-def freed_outputs() -> Derived:
+def freed_outputs() -> OwnFormula:
     """Bytes saved by freeing the outputs of the first rank, without interleaving."""
     configs = [load(model, vpp=1) for model in MODELS[1:]]
     saved = [(stage(c, 0, frees_outputs=False).outputs, letters(c)) for c in configs]
     return _walked(saved, "2*b*h*p*s")
 
 
-def outstanding() -> Derived:
+def outstanding() -> OwnFormula:
     """Micro-batches in flight at each stage of 1F1B."""
     held = [
         (
@@ -156,11 +156,11 @@ def outstanding() -> Derived:
     return _walked(held, "p - S")
 
 
-def li2021_(name: str) -> Derived:
+def li2021_(name: str) -> OwnFormula:
     """A row of Li et al. 2021's tables 1 and 2, or the break-even that follows from it."""
     kind, what = name.split("/")
     derived = getattr({"MLP": li2021.MLP, "attention": li2021.ATTENTION}[kind], what)
-    return Derived([(derived, LI_LETTERS)], sympy.sstr(derived))
+    return OwnFormula([(derived, LI_LETTERS)], sympy.sstr(derived))
 
 
 def letters(config: Config) -> SimpleNamespace:
@@ -168,15 +168,15 @@ def letters(config: Config) -> SimpleNamespace:
     return paper.exact(symbols.values(config) | {"B": config.sequences})
 
 
-def _symbolic(derived: Any) -> Derived:
+def _symbolic(derived: Any) -> OwnFormula:
     """A formula derived from symbols."""
-    return Derived([(derived, LETTERS)], str(Formula(derived)))
+    return OwnFormula([(derived, LETTERS)], str(Formula(derived)))
 
 
-def _walked(witnesses: list[tuple[Any, SimpleNamespace]], *candidates: str) -> Derived:
+def _walked(witnesses: list[tuple[Any, SimpleNamespace]], *candidates: str) -> OwnFormula:
     """A formula confirmed by numbers at several sizes: the first candidate that equals them all."""
-    found = (text for text in candidates if Derived(witnesses, text).equals(text))
-    return Derived(witnesses, next(found, "no closed form found"))
+    found = (text for text in candidates if OwnFormula(witnesses, text).equals(text))
+    return OwnFormula(witnesses, next(found, "no closed form found"))
 
 
 def _most_embedding(config: Config) -> Fraction:

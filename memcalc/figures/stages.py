@@ -15,7 +15,7 @@ from memcalc.analysis.schedule import (
     Timed,
     timeline,
 )
-from memcalc.analysis.stages import Held, Weight, chunk_weights, stages
+from memcalc.analysis.stages import ChunkBytes, Held, chunk_weights, stages
 from memcalc.answers.notes import recomputation, whole_setting
 from memcalc.config import Config, Parallel
 from memcalc.figures import style
@@ -166,7 +166,7 @@ def thinned(times: Sequence[int], sizes: Sequence[float]) -> tuple[list[int], li
 
 
 def curve(
-    steps: Sequence[Timed], weights: Sequence[tuple[Weight, Weight]]
+    steps: Sequence[Timed], weights: Sequence[tuple[ChunkBytes, ChunkBytes]]
 ) -> tuple[list[int], list[int]]:
     """The times at which a stage's bytes in flight change, and the bytes from then on.
 

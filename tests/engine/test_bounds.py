@@ -10,7 +10,7 @@ import pytest
 from memcalc.analysis import schedule
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.schedule import MOST_DRAWN, MOST_PASSES, order, passes, timeline
-from memcalc.analysis.states import MOST_WEIGHTS, unsplit
+from memcalc.analysis.states import MOST_WEIGHTS, unsplit_states
 from memcalc.config import Config, Model, Parallel, Run
 from memcalc.config.pipeline import MOST, MOST_STAGES
 from memcalc.errors import ConfigError
@@ -79,7 +79,7 @@ def test_sizes_beyond_any_model_are_refused():
         Parallel(pp=MOST_STAGES + 1)
     experts = {"experts": 512, "experts_per_token": 2, "expert_ffn_size": 64}
     with pytest.raises(ConfigError, match=f"more than the {MOST_WEIGHTS} that memcalc can"):
-        list(unsplit(Rank(config(1000, **experts), 0)))
+        list(unsplit_states(Rank(config(1000, **experts), 0)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from memcalc import paper as paper_module
 from memcalc import resources
 from memcalc.checks import check as module
 from memcalc.checks import formulas, numbers, paper
-from memcalc.checks.claims import VERDICTS, Claim, Derived, claims, judge
+from memcalc.checks.claims import VERDICTS, Claim, OwnFormula, claims, judge
 from memcalc.checks.grammar import formula
 from memcalc.config import load
 from memcalc.errors import InputError
@@ -38,7 +38,7 @@ def claim(**changes):
 
 
 def derived(value):
-    return Derived([(value, formulas.LETTERS)], str(value))
+    return OwnFormula([(value, formulas.LETTERS)], str(value))
 
 
 S, H = formulas.LETTERS.s, formulas.LETTERS.h

@@ -7,8 +7,8 @@ import pytest
 from memcalc.analysis import segments, states
 from memcalc.analysis.device import stage_memory
 from memcalc.analysis.rank import Rank
-from memcalc.analysis.segments import Segments, unsplit
-from memcalc.analysis.states import unsplit as unsplit_states
+from memcalc.analysis.segments import Segments, unsplit_passes
+from memcalc.analysis.states import unsplit_states
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import load
 from memcalc.config.environment import Environment
@@ -109,9 +109,9 @@ class TestLayers:
     def test_more_passes_than_are_walked_go_on_as_these_did(self, monkeypatch):
         config = gpt(attention="unfused")
         layer = layer_graph(config), config.run.policy, 2000
-        assert unsplit([layer], copies=False) == (2000 * MIB, False)
+        assert unsplit_passes([layer], copies=False) == (2000 * MIB, False)
         monkeypatch.setattr(segments, "MOST", 10)
-        assert unsplit([layer], copies=False) == (2000 * MIB, False)
+        assert unsplit_passes([layer], copies=False) == (2000 * MIB, False)
 
     def test_layers_go_forward_micro_batch_by_micro_batch(self):
         """A dense layer and one of experts leave other blocks than one kind after the other."""
@@ -119,8 +119,8 @@ class TestLayers:
         dense, moe = (
             (layer_graph(config, kind=kind), config.run.policy) for kind in ("dense", "moe")
         )
-        in_turns, _ = unsplit([(*dense, 4), (*moe, 4)], copies=True)
-        first, _ = unsplit([(*dense, 1), (*moe, 1)] * 4, copies=True)
+        in_turns, _ = unsplit_passes([(*dense, 4), (*moe, 4)], copies=True)
+        first, _ = unsplit_passes([(*dense, 1), (*moe, 1)] * 4, copies=True)
         assert in_turns == first
 
 
