@@ -50,7 +50,9 @@ sys.exit(main())
 
 
 def run(code, tmp_path):
-    return python("-c", code, cwd=tmp_path, timeout=25)
+    """In a child that heeds interrupts, even if this process was started with them ignored."""
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    return python("-c", heeds + code, cwd=tmp_path, timeout=25)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
