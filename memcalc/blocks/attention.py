@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memcalc.blocks.norm import norm
-from memcalc.blocks.spec import Spec
+from memcalc.blocks.spec import LatentAxes, Spec
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Save, Tensor
 from memcalc.graph.mesh import Axis
@@ -21,7 +21,10 @@ def attention(g: Graph, x: Tensor, m: Spec) -> Tensor:
     Korthikanti et al. 2022, section 4.1, figure 3; with tensor parallelism, section 4.2.
     """
     with g.region("attention"):
-        q, k, v = (latent if m.model.latent else projected)(g, x, m)
+        if m.latent is None:
+            q, k, v = projected(g, x, m)
+        else:
+            q, k, v = latent(g, x, m, m.latent)
         return attended(g, "", q, k, v, m)
 
 
@@ -64,7 +67,7 @@ def projected(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
+def latent(g: Graph, x: Tensor, m: Spec, axes: LatentAxes) -> tuple[Tensor, Tensor, Tensor]:
     """x (s, b, h) -> q and k (s, b, a, d), v (s, b, a, u), by low-rank projections with norms.
 
     Multi-head latent attention in training (DeepSeek-V2, section 2.1; Megatron-core,
@@ -72,25 +75,24 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
     heads share the rotary part of the key, of size o. The up-projections are a region, with their
     gathers, which belong to the column-parallel linears.
     """
-    rank, rope, value = m.others["l"], m.others["o"], m.others["u"]
-    nope = Axis.whole("(d-o)", m.d.size - rope.size)
-    down = {"kv_compressed": (rank,), "key_rope": (rope,)}
-    if "q" in m.others:
-        outputs = {"query_compressed": (m.others["q"],)}
+    nope = Axis.whole("(d-o)", m.d.size - axes.rotary.size)
+    down = {"kv_compressed": (axes.key_value,), "key_rope": (axes.rotary,)}
+    if axes.query is not None:
+        outputs = {"query_compressed": (axes.query,)}
         (q,) = ops.linear(g, "q_down", x, outputs, ops.REPLICATED)
     else:
         q = x
     compressed, key_rope = ops.linear(g, "kv_down", x, down, ops.REPLICATED)
     key_rope = ops.enter_tensor_parallel(g, "rope_enter", key_rope, True)
     if m.alone(False):
-        q, compressed = latent_norms(g, q, compressed, m)
+        q, compressed = latent_norms(g, q, compressed, m, axes)
     with g.region("mla_up"):
         if not m.alone(False):
-            q, compressed = latent_norms(g, q, compressed, m)
+            q, compressed = latent_norms(g, q, compressed, m, axes)
         q = ops.enter_tensor_parallel(g, "q_enter", q, m.kernels.keeps_gathered)
         compressed = ops.enter_tensor_parallel(g, "kv_enter", compressed, m.kernels.keeps_gathered)
         (q,) = ops.linear(g, "q_up", q, {"query": (m.a, m.d)}, ops.COLUMN)
-        up = {"key_nope": (m.a, nope), "value": (m.a, value)}
+        up = {"key_nope": (m.a, nope), "value": (m.a, axes.value)}
         key_nope, v = ops.linear(g, "kv_up", compressed, up, ops.COLUMN, packed=views(m))
         q = ops.rotary(g, "query_rotary", q)
         key_rope = ops.rotary(g, "key_rotary", key_rope)
@@ -98,9 +100,11 @@ def latent(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v
 
 
-def latent_norms(g: Graph, q: Tensor, compressed: Tensor, m: Spec) -> tuple[Tensor, Tensor]:
+def latent_norms(
+    g: Graph, q: Tensor, compressed: Tensor, m: Spec, axes: LatentAxes
+) -> tuple[Tensor, Tensor]:
     """The norms of the compressed query (s, b, q), if there is one, and of (s, b, l)."""
-    if "q" in m.others:
+    if axes.query is not None:
         q = norm(g, "q_norm", q, m)
     return q, norm(g, "kv_norm", compressed, m)
 

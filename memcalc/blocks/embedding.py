@@ -1,11 +1,10 @@
 """The embedding: tokens (s, b), or patches of an image, -> (s, b, h)."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 
-from memcalc import symbols
+from memcalc.blocks.build import build
 from memcalc.blocks.norm import norm
-from memcalc.blocks.spec import Spec, graph
+from memcalc.blocks.spec import Spec
 from memcalc.config import Config
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
@@ -74,20 +73,12 @@ def embedding_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> 
 
     Arguments and errors are those of ``memcalc.blocks.layer.layer_graph``.
     """
-    return _own_graph(config) if sizes is None else _graph(config, sizes)
+    return build(_embeddings, config, sizes)
 
 
-@lru_cache(64)
-def _own_graph(config: Config) -> Graph:
-    """The graph over the config's own sizes, built once; it never changes."""
-    return _graph(config, symbols.values(config))
-
-
-def _graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
-    g = graph(config, sizes)
-    m = Spec.of(config, sizes)
+def _embeddings(g: Graph, m: Spec) -> None:
+    """The embedding; of an encoder-decoder, those of both stacks and the end of the encoder."""
     embedding(g, m)
     if m.model.encoder_layers is not None:
         encoder_end(g, m.hidden_state(g, "encoder_last"), m)
         embedding(g, m, "target_", shared=True)
-    return g

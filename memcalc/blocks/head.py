@@ -1,11 +1,10 @@
 """The head: (s, b, h) -> a loss."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 
-from memcalc import symbols
+from memcalc.blocks.build import build
 from memcalc.blocks.norm import norm
-from memcalc.blocks.spec import Spec, graph
+from memcalc.blocks.spec import Spec
 from memcalc.config import Config
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
@@ -50,17 +49,8 @@ def head_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph
 
     Arguments and errors are those of ``memcalc.blocks.layer.layer_graph``.
     """
-    return _own_graph(config) if sizes is None else _graph(config, sizes)
+    return build(_head, config, sizes)
 
 
-@lru_cache(64)
-def _own_graph(config: Config) -> Graph:
-    """The graph over the config's own sizes, built once; it never changes."""
-    return _graph(config, symbols.values(config))
-
-
-def _graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
-    g = graph(config, sizes)
-    m = Spec.of(config, sizes)
+def _head(g: Graph, m: Spec) -> None:
     head(g, m.hidden_state(g, "head_input"), m)
-    return g

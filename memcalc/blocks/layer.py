@@ -6,12 +6,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 
-from memcalc import symbols
 from memcalc.blocks.attention import attention, cross_attention
+from memcalc.blocks.build import build
 from memcalc.blocks.mlp import mlp
 from memcalc.blocks.moe import moe
 from memcalc.blocks.norm import norm
-from memcalc.blocks.spec import Spec, graph
+from memcalc.blocks.spec import Spec
 from memcalc.config import Config, Model
 from memcalc.errors import ConfigError
 from memcalc.graph import ops
@@ -215,17 +215,8 @@ def layer_graph(
         kind = usual_kind(config)
     elif kind not in (there := kinds(config)):
         raise ConfigError(f"{config.model.name} has no {kind} layer; it has {', '.join(there)}")
-    return _own_graph(config, kind) if sizes is None else _graph(config, sizes, kind)
+    return build(_layer, config, sizes, kind)
 
 
-@lru_cache(64)
-def _own_graph(config: Config, kind: str) -> Graph:
-    """The graph over the config's own sizes, built once; it never changes."""
-    return _graph(config, symbols.values(config), kind)
-
-
-def _graph(config: Config, sizes: Mapping[str, Size], kind: str) -> Graph:
-    g = graph(config, sizes)
-    m = Spec.of(config, sizes)
+def _layer(g: Graph, m: Spec, kind: str) -> None:
     layer(g, m.hidden_state(g, "layer_input"), m, kind)
-    return g

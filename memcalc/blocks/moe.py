@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from memcalc.blocks.mlp import activated, through
-from memcalc.blocks.spec import Spec
+from memcalc.blocks.spec import ExpertAxes, Spec
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis
@@ -15,23 +15,24 @@ def moe(g: Graph, x: Tensor, m: Spec) -> Tensor:
     Tokens stay sharded as between the tensor-parallel regions (Megatron-core,
     transformer/moe/moe_layer.py).
     """
+    assert m.experts is not None
+    width = m.experts.shared
     with g.region("moe"):
-        first = shared(g, x, m) if "y" in m.others and m.kernels.shared_first else None
-        y, underway = routed(g, x, m)
-        if "y" in m.others:
-            y = ops.add(g, "shared_sum", y, first or shared(g, x, m))
+        first = shared(g, x, m, width) if width and m.kernels.shared_first else None
+        y, underway = routed(g, x, m, m.experts)
+        if width:
+            y = ops.add(g, "shared_sum", y, first or shared(g, x, m, width))
         if m.kernels.holds_routed and not m.kernels.gathers_tokens:
             g.hold(underway)
         return ops.dropout(g, "mlp_dropout", y, m.model.hidden_dropout)
 
 
-def routed(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Sequence[Tensor]]:
+def routed(g: Graph, x: Tensor, m: Spec, axes: ExpertAxes) -> tuple[Tensor, Sequence[Tensor]]:
     """x (s, b, h) -> (s, b, h): router, dispatch, experts, combine.
 
     Also returns the tokens as they are sent, and as they are received.
     """
-    assert m.routed is not None
-    experts, width = m.others["n"], m.others["g"]
+    experts, chosen, width = axes.number, axes.per_token, axes.width
     model = m.model
     fp32 = model.router_dtype == "fp32" and not m.kernels.copies_router
     weights = ops.router(
@@ -39,7 +40,7 @@ def routed(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Sequence[Tensor]]:
         "router",
         x,
         experts,
-        m.others["r"],
+        chosen,
         "scores" if fp32 else model.router_dtype,
         model.router_bias,
         model.router_norm,
@@ -47,9 +48,9 @@ def routed(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Sequence[Tensor]]:
     kernels, bias = m.kernels, model.mlp_bias
     batched = kernels.expert_products == "batched"
     sorts = kernels.sorts_routes and not batched
-    chosen, chunks = m.others["r"], kernels.sorts_chunks
+    chunks = kernels.sorts_chunks
     before = len(g.ops)
-    tokens = ops.dispatch(g, "dispatch", x, m.routed, chosen, experts, chunks, sorts, bias)
+    tokens = ops.dispatch(g, "dispatch", x, axes.routed, chosen, experts, chunks, sorts, bias)
     sent = 1 + (g.mesh.e != 1)
     underway = [op.outputs[0] for op in g.ops[before : before + sent]]
     packed = width.times(2) if model.gated else width
@@ -64,10 +65,10 @@ def routed(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Sequence[Tensor]]:
     return y, underway
 
 
-def shared(g: Graph, x: Tensor, m: Spec) -> Tensor:
+def shared(g: Graph, x: Tensor, m: Spec, width: Axis) -> Tensor:
     """x (s, b, h) -> (s, b, h): an MLP as wide as all shared experts, gated by the token or not."""
     with g.region("shared_experts"):
-        y = through(g, "shared", x, m.others["y"], m)
+        y = through(g, "shared", x, width, m)
         if m.model.shared_gate:
             one = {"shared_gate_output": (Axis.whole("1", 1),)}
             (gate,) = ops.linear(g, "shared_gate", x, one, ops.REPLICATED)

@@ -12,7 +12,64 @@ from memcalc.graph.mesh import CONTEXT, SEQUENCE, Axis, Mesh, Size, Split, divid
 from memcalc.graph.ops import BIAS_TILE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAxes:
+    """The axes of multi-head latent attention.
+
+    Attributes:
+        query: q, the width of the compressed query, or None where it is not compressed.
+        key_value: l, the width of the compressed key and value.
+        rotary: o, the part of a head that is rotated.
+        value: u, the size of a value head.
+    """
+
+    query: Axis | None
+    key_value: Axis
+    rotary: Axis
+    value: Axis
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, Size]) -> "LatentAxes":
+        """The axes of sizes by letter."""
+        return cls(
+            query=_optional("q", sizes),
+            key_value=Axis.whole("l", sizes["l"]),
+            rotary=Axis.whole("o", sizes["o"]),
+            value=Axis.whole("u", sizes["u"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertAxes:
+    """The axes of a mixture of experts.
+
+    Attributes:
+        number: n, the experts.
+        per_token: r, the experts that each token goes to.
+        width: g, the width of an expert.
+        shared: y, the width of the shared experts together, or None where there are none.
+        routed: The copies of tokens that a rank's experts receive.
+    """
+
+    number: Axis
+    per_token: Axis
+    width: Axis
+    shared: Axis | None
+    routed: Axis
+
+    @classmethod
+    def of(cls, config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> "ExpertAxes":
+        """The axes of sizes by letter."""
+        return cls(
+            number=Axis.whole("n", sizes["n"]),
+            per_token=Axis.whole("r", sizes["r"]),
+            width=Axis.whole("g", sizes["g"]),
+            shared=_optional("y", sizes),
+            routed=_routed(config, mesh, sizes),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """A model as its blocks see it.
 
@@ -31,8 +88,8 @@ class Spec:
         d: The head size.
         f: The MLP's width.
         v: The vocabulary, or None where it is unknown.
-        others: The axes of latent attention and of experts, by letter, where the model has them.
-        routed: The copies of tokens that a rank's experts receive, where the model has experts.
+        latent: The axes of multi-head latent attention, or None where the model has none.
+        experts: The axes of a mixture of experts, or None where the model has none.
         single: Whether a micro-batch is one sequence, of which PyTorch's products take heads as
             they lie in memory; of several sequences they copy them.
         padded: Whether a row of scores is no multiple of what PyTorch pads a bias of them to.
@@ -51,43 +108,34 @@ class Spec:
     d: Axis
     f: Axis
     v: Axis | None
-    others: Mapping[str, Axis]
-    routed: Axis | None
+    latent: LatentAxes | None
+    experts: ExpertAxes | None
     single: bool
     padded: bool
 
     @classmethod
-    def of(cls, config: Config, sizes: Mapping[str, Size]) -> "Spec":
+    def of(cls, config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> "Spec":
         """The spec of a config, over sizes given by letter: ints, Fractions or symbols."""
-        model = config.model
-        mesh = Mesh.of(sizes, config.parallel.sp)
-        s, b, h, a, d, f = (Axis.whole(letter, sizes[letter]) for letter in "sbhadf")
-        grouped = model.kv_heads != model.heads
-        k = Axis.heads("k", sizes["k"]) if grouped else a
-        v = Axis.whole("v", sizes["v"]) if "v" in sizes else None
-        others = {
-            letter: Axis.whole(letter, sizes[letter]) for letter in "qlounrgy" if letter in sizes
-        }
-        routed = _routed(config, mesh, sizes) if model.experts else None
-        run = config.run
+        model, run = config.model, config.run
+        a = Axis.whole("a", sizes["a"])
         return cls(
-            model,
-            run.implementation,
-            config.parallel,
-            model.causal,
-            config.masked_layers == "all",
-            mesh.context(s),
-            b,
-            h,
-            a,
-            k,
-            d,
-            f,
-            v,
-            others,
-            routed,
-            run.micro_batch_size == 1,
-            run.seq_length % BIAS_TILE != 0,
+            model=model,
+            kernels=run.implementation,
+            parallel=config.parallel,
+            causal=model.causal,
+            masked=config.masked_layers == "all",
+            s=mesh.context(Axis.whole("s", sizes["s"])),
+            b=Axis.whole("b", sizes["b"]),
+            h=Axis.whole("h", sizes["h"]),
+            a=a,
+            k=a if model.kv_heads == model.heads else Axis.heads("k", sizes["k"]),
+            d=Axis.whole("d", sizes["d"]),
+            f=Axis.whole("f", sizes["f"]),
+            v=_optional("v", sizes),
+            latent=LatentAxes.of(sizes) if model.latent else None,
+            experts=ExpertAxes.of(config, mesh, sizes) if model.experts else None,
+            single=run.micro_batch_size == 1,
+            padded=run.seq_length % BIAS_TILE != 0,
         )
 
     @property
@@ -121,11 +169,9 @@ class Spec:
         return g.input(name, (g.mesh.sequence(self.s), self.b, self.h), shared)
 
 
-def graph(config: Config, sizes: Mapping[str, Size]) -> Graph:
-    """An empty graph for a config, over parallel sizes given by letter."""
-    run = config.run
-    linear_bytes = 1 if run.precision == "fp8" else None
-    return Graph(Mesh.of(sizes, config.parallel.sp), run.activation_bytes, linear_bytes)
+def _optional(letter: str, sizes: Mapping[str, Size]) -> Axis | None:
+    """The axis of a letter, or None where its size is not given."""
+    return Axis.whole(letter, sizes[letter]) if letter in sizes else None
 
 
 def _routed(config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> Axis:
