@@ -222,6 +222,6 @@ def probabilities(g: Graph, prefix: str, scores: Tensor, m: Spec) -> Tensor:
     probs = ops.cast(g, f"{prefix}probabilities", probs, narrow)
     if m.model.attention_sinks:
         probs = ops.without_sink(g, f"{prefix}without_sink", probs, keys)
-    if m.kernels.fills_padding and not m.causal and m.model.patch_size is None:
+    if m.kernels.fills_padding and not m.causal and m.pixels is None:
         probs = ops.fill_padding(g, f"{prefix}padding", probs)
     return ops.dropout(g, f"{prefix}softmax_dropout", probs, m.model.attention_dropout)

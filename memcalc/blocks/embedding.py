@@ -18,7 +18,7 @@ def embedding(g: Graph, m: Spec, of: str = "", shared: bool = False) -> Tensor:
     belongs to another embedding.
     """
     with g.region("embedding"):
-        x = patches(g, m) if m.model.patch_size else words(g, m, of, shared)
+        x = patches(g, m, m.pixels) if m.pixels else words(g, m, of, shared)
         if m.model.position == "learned":
             x = ops.position_embedding(g, "position_embedding", x, m.positions())
         if m.model.token_types is not None:
@@ -39,7 +39,7 @@ def words(g: Graph, m: Spec, of: str, shared: bool) -> Tensor:
     return ops.leave_tensor_parallel(g, f"{of}embedding_leave", x)
 
 
-def patches(g: Graph, m: Spec) -> Tensor:
+def patches(g: Graph, m: Spec, pixels: Axis) -> Tensor:
     """The patches of an image (s-1, b, pixels) and a class token -> (s, b, h).
 
     Dosovitskiy et al. 2020 (arXiv 2010.11929), section 3.1. If ranks shard the sequence,
@@ -52,8 +52,6 @@ def patches(g: Graph, m: Spec) -> Tensor:
         size=m.s.size - 1,
         local=tokens.local - 1 if whole else tokens.local,
     )
-    assert m.model.patch_size is not None
-    pixels = Axis.whole("pixels", m.model.image_channels * m.model.patch_size**2)
     image = g.input("patches", (axis, m.b, pixels))
     return ops.patch_embedding(g, "patch_embedding", image, tokens, m.h)
 

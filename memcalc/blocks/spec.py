@@ -88,6 +88,7 @@ class Spec:
         d: The head size.
         f: The MLP's width.
         v: The vocabulary, or None where it is unknown.
+        pixels: The pixels of a patch, over all channels, or None where the model reads tokens.
         latent: The axes of multi-head latent attention, or None where the model has none.
         experts: The axes of a mixture of experts, or None where the model has none.
         single: Whether a micro-batch is one sequence, of which PyTorch's products take heads as
@@ -108,6 +109,7 @@ class Spec:
     d: Axis
     f: Axis
     v: Axis | None
+    pixels: Axis | None
     latent: LatentAxes | None
     experts: ExpertAxes | None
     single: bool
@@ -117,6 +119,7 @@ class Spec:
     def of(cls, config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> "Spec":
         """The spec of a config, over sizes given by letter: ints, Fractions or symbols."""
         model, run = config.model, config.run
+        patch = model.patch_size
         a = Axis.whole("a", sizes["a"])
         return cls(
             model=model,
@@ -132,6 +135,7 @@ class Spec:
             d=Axis.whole("d", sizes["d"]),
             f=Axis.whole("f", sizes["f"]),
             v=_optional("v", sizes),
+            pixels=Axis.whole("pixels", model.image_channels * patch**2) if patch else None,
             latent=LatentAxes.of(sizes) if model.latent else None,
             experts=ExpertAxes.of(config, mesh, sizes) if model.experts else None,
             single=run.micro_batch_size == 1,
