@@ -13,8 +13,7 @@ from memcalc.analysis.device import StageMemory, stage_memory
 from memcalc.checks.patterns import chosen, listed
 from memcalc.checks.runs import Measured, MeasuredRun, read
 from memcalc.config import Config
-from memcalc.config.readers.megatron import unmodelled
-from memcalc.config.readers.megatron_names import NOTHING
+from memcalc.config.readers.megatron.names import NOTHING, unmodelled
 from memcalc.config.run import UNBALANCED
 from memcalc.errors import ConfigError, UsageError
 from memcalc.progress import progress

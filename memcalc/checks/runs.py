@@ -18,7 +18,10 @@ from memcalc.config import Config
 from memcalc.config.config import RunSource, configure
 from memcalc.config.environment import Environment, expandable
 from memcalc.config.gpus import is_gpu
-from memcalc.config.readers import megatron, parse, place, read_bytes, shell
+from memcalc.config.readers import parse, place, read_bytes
+from memcalc.config.readers.megatron.model_args import read_yaml
+from memcalc.config.readers.megatron.names import is_read
+from memcalc.config.readers.shell.marks import shown
 from memcalc.errors import ConfigError, InputError
 from memcalc.units import MIB
 
@@ -206,7 +209,7 @@ def _of_megatron(name: str, row: _Row) -> MeasuredRun:
         notes.append("the number of GPUs (the row says gpus_assumed)")
     variables, image = row.inside("env", needed=False).words(), row.maybe("image")
     if image not in PYTORCH:
-        why = f"image {shell.shown(image)} is unknown" if image else "the row names no image"
+        why = f"image {shown(image)} is unknown" if image else "the row names no image"
         notes.append(f"a recent PyTorch, because {why}")
     if (kernel := _attention(variables)) and values.get("transformer-impl") != "local":
         values.setdefault("attention-backend", kernel)
@@ -256,7 +259,7 @@ def _run_of(
         gpu = None
     arguments = {key: True if value == "True" else value for key, value in values.items()}
     try:
-        source = megatron.read_yaml({"MODEL_ARGS": arguments}, name, world, program)
+        source = read_yaml({"MODEL_ARGS": arguments}, name, world, program)
         if isinstance(source, RunSource):
             return run._replace(refused="the arguments describe no model")
         said = source.settings.get("environment", Environment())
@@ -350,13 +353,13 @@ def _further(objects: Mapping[str, _Row]) -> tuple[dict[str, str], list[str]]:
             if key in known or value in (None, False, "none"):
                 continue
             argument = key.replace("_", "-")
-            if megatron.is_read(argument):
+            if is_read(argument):
                 values |= _Row({argument: value}, row.where, row.name).words()
             elif value is True or value != 1:
-                unread.append(f"not read: {name}.{shell.shown(key)}")
+                unread.append(f"not read: {name}.{shown(key)}")
     precision = objects["run"].text("precision").lower()
     if precision not in PRECISIONS and "fp8" not in precision:
-        unread.append(f"not read: run.precision {shell.shown(precision)}")
+        unread.append(f"not read: run.precision {shown(precision)}")
     return values, unread
 
 

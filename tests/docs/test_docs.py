@@ -14,9 +14,8 @@ from memcalc.checks.claims import claims
 from memcalc.cli.main import COMMANDS
 from memcalc.cli.names import ALIASES
 from memcalc.config import catalog, gpus
-from memcalc.config.readers import megatron
 from memcalc.config.readers.hf_families import FAMILIES
-from memcalc.config.readers.megatron_names import UNMODELLED, UNMODELLED_VALUES
+from memcalc.config.readers.megatron.names import UNMODELLED, UNMODELLED_VALUES, is_read
 from memcalc.graph import ops
 from memcalc.lazy import resolve
 
@@ -165,7 +164,7 @@ def test_every_option_in_the_docs_exists(page):
     ours = {"--help", *ALIASES}.union(*OPTIONS.values())
     for option in set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)):
         argument = option.removeprefix("--")
-        assert option in ours or megatron.is_read(argument) or argument in FLAGS, option
+        assert option in ours or is_read(argument) or argument in FLAGS, option
 
 
 # Phrases that readers stumble over, and "a" instead of "per" (CONTRIBUTING, Words).

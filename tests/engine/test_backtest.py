@@ -21,7 +21,7 @@ import memcalc as library
 from memcalc import figures
 from memcalc.checks.backtest import MORE_FLAGS, NO_FLAGS, UNKNOWN_WORLD, backtest, flags, rows
 from memcalc.checks.runs import read
-from memcalc.config.readers.megatron_names import UNMODELLED, UNMODELLED_VALUES
+from memcalc.config.readers.megatron.names import UNMODELLED, UNMODELLED_VALUES
 from memcalc.errors import InputError
 from memcalc.units import MIB
 

@@ -8,7 +8,8 @@ from shared import python
 
 from memcalc.cli.main import main
 from memcalc.config import load
-from memcalc.config.readers import MAX_BYTES, place, read_bytes, shell, yaml
+from memcalc.config.readers import MAX_BYTES, place, read_bytes, yaml
+from memcalc.config.readers.shell.script import MAX_CHARACTERS
 from memcalc.errors import InputError
 
 # What a file repeats, after a beginning that leads to each reader.
@@ -56,7 +57,7 @@ print(worst, memory, repr(which))
         *((name, "", MAX_BYTES, ["\n", "a: b\n", "é"]) for name in ("x.sh", "x.yaml")),
         *(("x.json", begin, MAX_BYTES, UNITS) for begin in BEGINNINGS["x.json"]),
         *(("x", begin, MAX_BYTES, UNITS) for begin in BEGINNINGS["x"]),
-        ("x.sh", BEGINNINGS["x.sh"][1], shell.MAX_CHARACTERS, UNITS),
+        ("x.sh", BEGINNINGS["x.sh"][1], MAX_CHARACTERS, UNITS),
         *(("x.yaml", begin, yaml.MAX_CHARACTERS, UNITS) for begin in BEGINNINGS["x.yaml"][1:]),
     ],
 )

@@ -11,7 +11,9 @@ from shared import python
 
 import memcalc
 from memcalc.config import load, readers
-from memcalc.config.readers import megatron_names, shell
+from memcalc.config.readers.megatron import names
+from memcalc.config.readers.shell.marks import opened
+from memcalc.config.readers.shell.script import read as read_shell
 from memcalc.errors import ConfigError, InputError, MemcalcError
 
 GPT3 = """
@@ -506,7 +508,6 @@ class TestMegatronArguments:
         assert script(TOY + "--num-experts 4").run.implementation.expert_products == "sequential"
 
     def test_every_argument_is_in_one_list_only(self):
-        names = megatron_names
         lists = [names.FLAGS, names.VALUES, names.HARMLESS, set(names.UNMODELLED)]
         assert sum(map(len, lists)) == len(set.union(*lists))
 
@@ -569,8 +570,8 @@ class TestHostileScripts:
     )
     def test_arithmetic_is_bounded(self, body):
         body = body.replace("((", "(" * 90 + ")" * 90)
-        ((_, words),) = shell.read(f"x $(({body}))").commands
-        assert shell.opened(words[1])
+        ((_, words),) = read_shell(f"x $(({body}))").commands
+        assert opened(words[1])
 
 
 NEOX_20B = """# a comment

@@ -32,7 +32,7 @@ from memcalc.blocks.layer import layer_graph
 from memcalc.config import Parallel, load
 from memcalc.config.config import configure
 from memcalc.config.pipeline import SCHEDULES, even, layout
-from memcalc.config.readers.megatron import read_yaml
+from memcalc.config.readers.megatron.model_args import read_yaml
 from memcalc.errors import ConfigError
 
 WHOLE = {"zb-h1": zb_h1, "zb-h2": zb_h2, "zb-v": zb_v, "dualpipe": dualpipe, "1f1b": one_f_one_b}

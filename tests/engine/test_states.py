@@ -14,7 +14,7 @@ from memcalc.blocks.layer import layer_graph
 from memcalc.config import Run, load
 from memcalc.config.config import configure
 from memcalc.config.optimizers import ALL, OPTIMIZERS, Moments, Optimizer
-from memcalc.config.readers.megatron import read_yaml
+from memcalc.config.readers.megatron.model_args import read_yaml
 from memcalc.errors import ConfigError, InputError
 
 

@@ -1,4 +1,4 @@
-"""Readers of files: one module per format, each of which returns a Source.
+"""Readers of files: a module or a folder per format, each of which returns a Source.
 
 A file is hostile until proven otherwise. Only regular files are opened, the bytes read and the
 depth of nesting are bounded, and nothing is evaluated. The format is recognised by the content;
@@ -28,7 +28,7 @@ SUFFIXES = (".json", ".sh", ".yaml", ".yml")
 READERS = {
     "memcalc": (("memcalc",), "native:read"),
     "Hugging Face": (("model_type", "architectures"), "huggingface:read"),
-    "Megatron-LM": (("MODEL_ARGS",), "megatron:read_yaml"),
+    "Megatron-LM": (("MODEL_ARGS",), "megatron.model_args:read_yaml"),
     "nanotron": (("parallelism", "tokens"), "nanotron:read"),
     "gpt-neox": (
         tuple(
@@ -143,7 +143,7 @@ def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source | Ru
         return _recognised(parse(data, where), where)
     text = _text(data, where)
     if _is_script(text, suffix):
-        return partial(_reads("megatron:read_script"), text)
+        return partial(_reads("megatron.script:read_script"), text)
     if suffix not in (".yaml", ".yml") and text.lstrip().startswith("{"):
         try:
             return _recognised(parse(data, where), where)

@@ -6,7 +6,7 @@ from typing import Any
 from memcalc.config.config import RunSource
 from memcalc.config.readers import keys
 from memcalc.config.readers.keys import OFFLOADED
-from memcalc.config.readers.shell import shown
+from memcalc.config.readers.shell.marks import shown
 
 UNMODELLED = {
     "amp": "uses more memory than counted (weights may stay in fp32, with 16-bit copies)",

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memcalc.config.optimizers import NAMES
-from memcalc.config.readers.shell import shown
+from memcalc.config.readers.shell.marks import shown
 from memcalc.errors import ConfigError, InputError, nearest
 
 OFFLOADED = "uses less GPU memory than counted"  # why an option is not modelled

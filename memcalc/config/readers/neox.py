@@ -10,7 +10,7 @@ from memcalc.config import fields
 from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
 from memcalc.config.readers import deepspeed, keys
-from memcalc.config.readers.shell import shown
+from memcalc.config.readers.shell.marks import shown
 from memcalc.errors import ConfigError, InputError
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")

@@ -1,5 +1,7 @@
 """Megatron-LM's arguments by name: those that are read, not modelled, or without effect."""
 
+from collections.abc import Iterator, Mapping
+
 from memcalc.config.readers.keys import OFFLOADED
 
 HYBRID = "state-space layers are counted as attention"
@@ -220,3 +222,37 @@ SIZES = ("num-layers", "encoder-num-layers", "hidden-size", "num-attention-heads
 
 # Arguments that mark a training command.
 TELLING = {"micro-batch-size", "seq-length", "tensor-model-parallel-size", *SIZES}
+
+
+def is_read(name: str) -> bool:
+    """Whether an argument is read, or its effect on memory is known.
+
+    >>> is_read("num-layers"), is_read("seed"), is_read("no-such-argument")
+    (True, True, False)
+    """
+    return name in UNMODELLED or name in FLAGS or name in VALUES or is_harmless(name)
+
+
+def is_harmless(name: str) -> bool:
+    """Whether an argument is known to change no counted memory, or is the launcher's."""
+    if name in UNMODELLED or name in FLAGS or name in VALUES:
+        return False
+    return name in HARMLESS or name in LAUNCHER or name.startswith(HARMLESS_FAMILIES)
+
+
+def unmodelled(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Arguments that are not modelled, with the likely sign of the error and why.
+
+    Args:
+        values: The arguments, each with its value as it is written.
+
+    >>> list(unmodelled({"moe-token-dispatcher-type": "flex", "cuda-graph-impl": "none"}))
+    [('--moe-token-dispatcher-type flex', 'counted as all-to-all')]
+    """
+    for name, reason in UNMODELLED.items():
+        value = values.get(name)
+        if value is not None and value not in NOTHING and (name, value) not in MODELLED:
+            yield f"--{name}", reason
+    for (name, value), reason in UNMODELLED_VALUES.items():
+        if values.get(name) == value:
+            yield f"--{name} {value}", reason
