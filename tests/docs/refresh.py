@@ -1,9 +1,9 @@
-"""The console blocks of README.md and docs/*.md, and what their commands print now.
+"""The console blocks of README.md and docs/*.md, and what their commands print now; docs/cli.md.
 
 As a script, from anywhere: writes the present output under every ``$ memcalc ...`` line and names
 the commands whose output changed. Exits 1 if a command fails or warns, in its notes or on stderr,
-and leaves what is shown under it. ``--check`` writes nothing, and exits 1 if something would
-change.
+and leaves what is shown under it. Writes docs/cli.md too (``reference.py``). ``--check`` writes
+nothing, and exits 1 if something would change.
 """
 
 import argparse
@@ -11,11 +11,13 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+CLI = ROOT / "docs" / "cli.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # a command line, and what is shown under it: up to the next command or the end of the block
@@ -64,6 +66,12 @@ def printed(line: str) -> str:
     return out.getvalue()
 
 
+def reference() -> str:
+    """What docs/cli.md has to be."""
+    text: str = runpy.run_path(str(Path(__file__).with_name("reference.py")))["page"]()
+    return text
+
+
 def main() -> int:
     """The script; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -82,6 +90,11 @@ def main() -> int:
             status = 1
         if new != old and not check:
             path.write_text(new)
+    if CLI.read_text() != (text := reference()):
+        print(f"{CLI.relative_to(ROOT)}: the commands or their options")
+        status = int(status or check)
+        if not check:
+            CLI.write_text(text)
     return status
 
 

@@ -64,6 +64,19 @@ def test_refreshing_a_page_leaves_what_a_warning_command_shows():
     assert failed.endswith("warning: --sp has no effect on this answer")
 
 
+def test_the_reference_of_the_command_line_is_current():
+    assert REFRESH["CLI"].read_text() == REFRESH["reference"](), "tests/docs/refresh.py writes it"
+
+
+def test_the_reference_has_every_option_of_every_command():
+    sections = re.split(r"^## memcalc (\w+)$", REFRESH["CLI"].read_text(), flags=re.MULTILINE)
+    said = dict(zip(sections[1::2], sections[2::2], strict=True))
+    for name, options in OPTIONS.items():
+        rows = " ".join(re.findall(r"^\| `(-.*?)` \|", said[name], re.MULTILINE))
+        found = set(re.findall(r"(?<!\S)--?[a-z][\w-]*", rows))
+        assert {word for word in options if word.startswith("-")} <= found, name
+
+
 def test_the_first_command_answers_what_stands_beside_it():
     first, second = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert first.endswith("&& .venv/bin/memcalc layer 175b")
