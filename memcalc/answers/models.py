@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from memcalc.analysis.parameters import active_parameters, parameters
+from memcalc.answers.warnings import warnings
 from memcalc.blocks.layer import kinds
 from memcalc.config import Model, catalog, load
 from memcalc.report import Column, Report
@@ -65,7 +66,7 @@ def model(name: str) -> Report:
         (Column("fact", "text"), Column("value", "text")),
         tuple((key, _shown(value)) for key, value in facts.items()),
         {},
-        tuple(f"warning: {line}" for line in config.warnings),
+        tuple(f"warning: {line}" for line in warnings(config)),
         answer=_answer(found.name, facts),
     )
 

@@ -2,6 +2,7 @@
 
 from memcalc.analysis.activations import ACCOUNTINGS
 from memcalc.analysis.stages import output_bytes
+from memcalc.answers.warnings import warnings
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
@@ -30,7 +31,7 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
     lines += _of_own_calls(config)
     lines += _of_further_tokens(config)
     lines += _of_stacks(config, accounting)
-    return (*lines, *(f"warning: {warning}" for warning in config.warnings))
+    return (*lines, *(f"warning: {warning}" for warning in warnings(config)))
 
 
 def _of_spread(config: Config) -> list[str]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memcalc.config import Config
-from memcalc.config.config import RunSource, configure
 from memcalc.config.environment import Environment, expandable
 from memcalc.config.gpus import is_gpu
+from memcalc.config.merge import configure
 from memcalc.config.readers import parse, place, read_bytes
 from memcalc.config.readers.megatron.model_args import read_yaml
 from memcalc.config.readers.megatron.names import is_read
@@ -260,7 +260,7 @@ def _run_of(
     arguments = {key: True if value == "True" else value for key, value in values.items()}
     try:
         source = read_yaml({"MODEL_ARGS": arguments}, name, world, program)
-        if isinstance(source, RunSource):
+        if source.model is None:
             return run._replace(refused="the arguments describe no model")
         said = source.settings.get("environment", Environment())
         deterministic = said.deterministic or environment.get("deterministic", False)

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from memcalc.answers.warnings import ineffective
 from memcalc.cli.names import as_option
 from memcalc.config import Config
 from memcalc.config.catalog import sources
-from memcalc.config.config import configure
+from memcalc.config.merge import configure
 from memcalc.errors import MemcalcError
 from memcalc.report import Report
 
@@ -61,7 +62,8 @@ def checked(
         rest = {other: value for other, value in given.items() if other != name}
         try:
             without = configure(source, rest, run)
-            if _facts(without) == _facts(config) or {*config.ineffective} - {*without.ineffective}:
+            warned = {*ineffective(config)} - {*ineffective(without)}
+            if warned or _facts(without) == _facts(config):
                 return False
             same, same_title = shown(ask(without))
         except MemcalcError:  # another option needs this one

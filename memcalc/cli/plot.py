@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from memcalc import figures, files
+from memcalc.answers.warnings import warnings
 from memcalc.cli.command import Command, Decorated, option
 from memcalc.cli.effect import checked
 from memcalc.cli.names import as_option
@@ -226,7 +227,7 @@ def _of_model(
     config, _, lines = checked(
         model, settings, lambda each: numbers(each, accounting), lambda shown: shown
     )
-    warn([*(f"warning: {line}" for line in config.warnings), *lines])
+    warn([*(f"warning: {line}" for line in warnings(config)), *lines])
     _write(name, config, accounting, output)
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from memcalc import resources
 from memcalc.config import readers
-from memcalc.config.config import Config, RunSource, Source, configure
+from memcalc.config.config import Config
+from memcalc.config.merge import configure
 from memcalc.config.readers import hub, native
+from memcalc.config.source import Source
 from memcalc.errors import ConfigError, nearest
 
 # Other names of models in the catalogue.
@@ -76,7 +78,7 @@ def load(
 
 def sources(
     target: str | os.PathLike[str], run: str | os.PathLike[str] | None = None
-) -> tuple[Source, RunSource | None]:
+) -> tuple[Source, Source | None]:
     """The target's model and settings, and the settings of ``run``, before they are combined.
 
     Args:
@@ -142,6 +144,4 @@ def _unknown(target: str) -> ConfigError:
 
 def _entry(name: str) -> Source:
     path = f"models/{name}.json"
-    source = native.read(readers.parse(resources.read(path), path), name)
-    assert isinstance(source, Source)
-    return source
+    return native.read(readers.parse(resources.read(path), path), name)

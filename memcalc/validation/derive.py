@@ -15,6 +15,7 @@ from torch import nn
 
 from memcalc import symbols
 from memcalc.answers.notes import notes, recomputation, setting
+from memcalc.answers.warnings import warnings
 from memcalc.config import IMPLEMENTATIONS, Config, Run, catalog
 from memcalc.errors import ConfigError, InputError, UsageError, nearest
 from memcalc.progress import doing
@@ -171,7 +172,7 @@ class _Theirs(NamedTuple):
             }
             run = Run(**{"seq_length": 4096, **known}, implementation=IMPLEMENTATIONS[asked])
             return cls(text, None, run, (f"no ledger: {error}",))
-        return cls(text, config, config.run, tuple(f"warning: {x}" for x in config.warnings))
+        return cls(text, config, config.run, tuple(f"warning: {x}" for x in warnings(config)))
 
 
 def _dropout(content: Mapping[str, Any], probability: float | None) -> dict[str, float]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import memcalc
+from memcalc.answers.warnings import warnings
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.config.recompute import policy
 from memcalc.errors import ConfigError, MemcalcError
@@ -179,7 +180,7 @@ def test_policies_and_regions_may_be_combined():
 
 def test_sequence_parallelism_over_one_rank_is_warned_about():
     config = load("llama-3-8b", sp=True)
-    assert config.warnings == ("--sp has no effect with --tp 1",)
+    assert warnings(config) == ("--sp has no effect with --tp 1",)
     assert any(note.startswith("warning: --sp") for note in memcalc.ledger(config).notes)
 
 
@@ -196,18 +197,18 @@ def test_sequence_parallelism_over_one_rank_is_warned_about():
     ],
 )
 def test_what_is_said_and_has_no_effect_is_warned_about(settings, line):
-    (warning,) = load("gpt2", **settings).warnings
+    (warning,) = warnings(load("gpt2", **settings))
     assert warning.startswith(line)
 
 
 def test_a_copy_of_weights_that_are_fp32_is_warned_about():
     fp32 = {"precision": "fp32", "attention": "unfused"}
-    (line,) = load("gpt2", main_params="none", **fp32).warnings
+    (line,) = warnings(load("gpt2", main_params="none", **fp32))
     assert (
         line
         == "--main-params none has no effect with --precision fp32, which needs no master weights"
     )
-    assert not load("gpt2", **fp32).warnings
+    assert not warnings(load("gpt2", **fp32))
 
 
 @pytest.mark.parametrize(
@@ -221,42 +222,42 @@ def test_a_copy_of_weights_that_are_fp32_is_warned_about():
     ],
 )
 def test_a_frozen_part_that_is_not_there_is_warned_about(name, parts, without):
-    lines = [line for line in load(name, frozen=parts).warnings if "has no effect" in line]
+    lines = [line for line in warnings(load(name, frozen=parts)) if "has no effect" in line]
     assert lines == [f"--frozen {part.replace(':', ' has no effect:')}" for part in without]
 
 
 def test_what_has_an_effect_or_is_a_default_is_not_warned_about():
     spread = {"cp": 2, "cp_kind": "all_gather", "pp": 2, "embedding_as_layer": True}
     states = {"dp": 2, "zero": 1, "sharder": "deepspeed", "bucket": 100, "main_params": "none"}
-    assert not load("gpt2", **spread, **states).warnings
-    assert not load("mixtral-8x7b", imbalance=3, expert_products="batched").warnings
+    assert not warnings(load("gpt2", **spread, **states))
+    assert not warnings(load("mixtral-8x7b", imbalance=3, expert_products="batched"))
     defaults = {"cp_kind": "ring", "imbalance": 1.0, "expert_products": "grouped"}
-    assert not load("gpt2", **defaults, sharder="megatron", main_params="fp32").warnings
+    assert not warnings(load("gpt2", **defaults, sharder="megatron", main_params="fp32"))
 
 
 def test_no_model_of_the_catalogue_is_warned_about_what_it_does_not_say():
     for name in catalog.names():
-        assert not any("has no effect" in line for line in load(name).warnings), name
+        assert not any("has no effect" in line for line in warnings(load(name))), name
 
 
 def test_a_sequence_beyond_the_context_is_warned_about():
-    assert load("gpt2", seq_length=2048).warnings == (
+    assert warnings(load("gpt2", seq_length=2048)) == (
         "sequence length 2048 exceeds the model's context length 1024",
     )
-    assert not load("gpt2").warnings
+    assert not warnings(load("gpt2"))
 
 
 def test_what_megatron_keeps_beside_a_packed_value_is_warned_about_with_its_bytes():
     """Measured on Megatron-core 0.16.1: 2 x 2sbh more, at s 256, b 1, h 512: 524288 bytes."""
     model = Model(name="toy", layers=1, hidden_size=512, heads=8, position="rotary")
     run = Run(seq_length=256, implementation="megatron-local")
-    (line,) = Config(model, Parallel(), run).warnings
+    (line,) = warnings(Config(model, Parallel(), run))
     assert line.endswith("524288 more bytes per layer")
-    assert not load("llama-3-8b", implementation="megatron-local").warnings
+    assert not warnings(load("llama-3-8b", implementation="megatron-local"))
 
 
 def test_hugging_faces_layers_over_ranks_are_warned_about():
-    (line,) = load("llama-3-8b", tp=2, implementation="transformers-sdpa").warnings
+    (line,) = warnings(load("llama-3-8b", tp=2, implementation="transformers-sdpa"))
     assert "were not measured" in line
 
 
@@ -264,7 +265,7 @@ def test_flash_kernels_are_counted_for_fp32_only_where_they_run():
     """Falcon's layers, and windowed ones, run a kernel that takes it."""
     run = {"seq_length": 2048, "precision": "fp32", "implementation": "transformers-sdpa"}
     told = {
-        name: any("kernels do not support fp32" in line for line in load(name, **run).warnings)
+        name: any("kernels do not support fp32" in line for line in warnings(load(name, **run)))
         for name in ("llama-3-8b", "gemma-3-27b", "phi-3-mini", "falcon-40b")
     }
     assert [*told.values()] == [True, True, False, False]
@@ -370,12 +371,12 @@ def test_megatrons_modules_let_go_of_outputs_and_the_outermost_region_decides():
 def test_a_word_that_recomputes_nothing_is_warned_about():
     """Megatron-core 0.16.1, gpt_layer_specs.py: its norms are inside the linears after them."""
     settings = {"seq_length": 4096, "recompute": "layernorm"}
-    (line,) = load("llama-3-8b", **settings).warnings
+    (line,) = warnings(load("llama-3-8b", **settings))
     assert line.startswith("--recompute layernorm recomputes nothing here")
     for other in ({"implementation": "torch"}, {"recompute": "mlp"}):
-        assert not load("llama-3-8b", **{**settings, **other}).warnings
+        assert not warnings(load("llama-3-8b", **{**settings, **other}))
     for name in ("mixtral-8x7b", "deepseek-v3"):
-        assert not load(name, **settings).warnings
+        assert not warnings(load(name, **settings))
 
 
 @pytest.mark.parametrize(
@@ -391,8 +392,8 @@ def test_a_word_that_recomputes_nothing_is_warned_about():
     ],
 )
 def test_a_region_that_no_layer_has_is_warned_about(name, words, without):
-    warnings = load(name, seq_length=512, recompute=words).warnings
-    nothing = [line.split(" ")[1] for line in warnings if "recomputes nothing: " in line]
+    found = warnings(load(name, seq_length=512, recompute=words))
+    nothing = [line.split(" ")[1] for line in found if "recomputes nothing: " in line]
     assert nothing == without
 
 

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from shared import python
 
+from memcalc.answers.warnings import warnings
 from memcalc.cli.main import main
 from memcalc.config import load
 from memcalc.config.readers import MAX_BYTES, place, read_bytes, yaml
@@ -91,7 +92,7 @@ class TestLong:
         path.write_text(
             f"torchrun x.py {sizes} --recompute-granularity selective --recompute-modules {words}"
         )
-        (line,) = [line for line in load(path).warnings if "recompute-modules" in line]
+        (line,) = [line for line in warnings(load(path)) if "recompute-modules" in line]
         assert "m31 and 9968 more" in line
         assert len(line) < 500
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shared import python
 
 import memcalc
+from memcalc.answers.warnings import warnings
 from memcalc.config import load, readers
 from memcalc.config.readers.megatron import names
 from memcalc.config.readers.shell.marks import opened
@@ -153,7 +154,7 @@ class TestScripts:
     def test_gpt3_175b_is_the_papers(self, script):
         nodes = "GPUS_PER_NODE=8\nNUM_NODES=16\nWORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))"
         config = script(GPT3, nodes, implementation="paper")
-        assert not config.warnings
+        assert not warnings(config)
         assert (config.parallel.tp, config.parallel.pp, config.parallel.dp) == (8, 16, 1)
         assert (config.run.precision, config.run.global_batch_size) == ("fp16", 1536)
         assert memcalc.ledger(config).rows == memcalc.ledger(load("175b")).rows
@@ -166,7 +167,7 @@ class TestScripts:
         assert (model.experts, model.experts_per_token, model.expert_ffn_size) == (8, 2, 14336)
         assert (model.kv_heads, model.norm, model.position) == (8, "rmsnorm", "rotary")
         assert (parallel.ep, parallel.pp, parallel.etp) == (8, 4, None)
-        assert config.warnings == ("--sp has no effect with --tp 1",)
+        assert warnings(config) == ("--sp has no effect with --tp 1",)
 
     def test_deepseek_has_its_latent_attention_and_its_dense_layers(self, script):
         model = script(DEEPSEEK).model
@@ -231,7 +232,7 @@ EOF
         )
         config = load(write(text, "x.sh"))
         assert config.parallel.dp == 8
-        assert not config.warnings
+        assert not warnings(config)
 
     def test_a_file_of_arguments_alone_is_read(self, write):
         config = load(write(f'MODEL_ARGS=" \\\n {SIZES} --swiglu \\\n"\n', "model.sh"))
@@ -267,7 +268,7 @@ EOF
     def test_what_is_open_of_a_run_is_left_out_with_a_warning(self, script):
         config = script(TOY.replace("--micro-batch-size 2", "--micro-batch-size $3"))
         assert config.run.micro_batch_size == 1
-        assert config.warnings == (
+        assert warnings(config) == (
             "--micro-batch-size has no known value: the file does not determine $3; set it on the "
             "command line",
         )
@@ -285,7 +286,7 @@ EOF
         config = script(TOY + "${ARGS[@]} ${EXTRA[@]} $OPTIONS", before)
         assert config.model.activation == "gelu"
         assert not config.model.mlp_bias
-        assert config.warnings == (
+        assert warnings(config) == (
             "ignored, because they depend on a condition that the file does not determine: "
             "--swiglu, --squared-relu, --sequence-parallel",
             "arguments may be missing: the file does not determine $EXTRA, $OPTIONS",
@@ -411,8 +412,8 @@ class TestMegatronArguments:
     def test_they_say_what_is_recomputed(self, script, arguments, policy, warning):
         config = script(TOY + arguments)
         assert config.run.policy == load("22b", recompute=policy).run.policy
-        assert len(config.warnings) == bool(warning)
-        assert warning in "".join(config.warnings)
+        assert len(warnings(config)) == bool(warning)
+        assert warning in "".join(warnings(config))
 
     @pytest.mark.parametrize("modules", ["mlp core_attn", '"[core_attn mlp]"', "core_attn,mlp"])
     def test_modules_that_are_recomputed_are_read_however_they_are_listed(self, script, modules):
@@ -422,7 +423,7 @@ class TestMegatronArguments:
 
     def test_modules_that_nobody_knows_are_named(self, script):
         config = script(f"{TOY} --recompute-granularity selective --recompute-modules foo mlp")
-        assert config.warnings == (
+        assert warnings(config) == (
             "--recompute-modules foo is not modelled: uses less memory than counted",
         )
         assert config.run.policy == load("22b", recompute="mlp").run.policy
@@ -451,7 +452,7 @@ class TestMegatronArguments:
 
     def test_what_is_not_modelled_and_what_is_not_known_is_named(self, script):
         config = script(TOY + "--cpu-offloading --frobnicate 3 --save x --lr 1e-4 --foo_bar")
-        assert config.warnings == (
+        assert warnings(config) == (
             "--cpu-offloading is not modelled: uses less GPU memory than counted",
             "unknown to memcalc, ignored: --foo-bar, --frobnicate",
         )
@@ -504,7 +505,7 @@ class TestMegatronArguments:
 
     def test_products_of_experts_are_said_of_experts_alone(self, script):
         assert script(TOY).run.implementation.expert_products == "grouped"
-        assert not script(TOY + "--num-experts 0").warnings
+        assert not warnings(script(TOY + "--num-experts 0"))
         assert script(TOY + "--num-experts 4").run.implementation.expert_products == "sequential"
 
     def test_every_argument_is_in_one_list_only(self):
@@ -621,7 +622,7 @@ class TestNeox:
         assert (run.precision, run.policy.regions) == ("fp16", {"layer"})
         assert run.implementation.attention == "unfused"
         assert "ZeRO stage 1 does not shard activations" in config.assumed
-        assert not [line for line in config.warnings if "not counted" not in line]
+        assert not [line for line in warnings(config) if "not counted" not in line]
 
     def test_the_width_of_a_gated_mlp_is_a_third_of_what_is_written(self, write):
         config = load(write(NEOX_LLAMA, "70B.yml"))
@@ -680,7 +681,7 @@ class TestNeox:
     def test_what_is_not_modelled_and_what_is_not_known_is_named(self, write):
         odd = {"moe_num_experts": 8, "frobnicate": 3, "lora": {"enabled": False}, "save": "x"}
         sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 8}
-        assert load(write(sizes | odd, "x.yml")).warnings == (
+        assert warnings(load(write(sizes | odd, "x.yml"))) == (
             "moe_num_experts is not modelled: MoE layers are counted as dense",
             "unknown to memcalc, ignored: frobnicate",
         )
@@ -742,7 +743,7 @@ class TestNanotron:
         assert (run.micro_batch_size, run.global_batch_size) == (3, 3 * 5 * 6)
         assert (run.seq_length, run.precision, run.policy.regions) == (4096, "bf16", frozenset())
         assert model.vocab_size == 128258
-        assert not config.warnings
+        assert not warnings(config)
 
     def test_a_key_that_is_null_first_is_what_it_is_later(self, write):
         model = load(write(NANOTRON, "qwen.yaml")).model
@@ -762,7 +763,7 @@ class TestNanotron:
         ],
     )
     def test_what_is_not_modelled_is_named(self, write, old, new, warning):
-        (line,) = load(write(NANOTRON.replace(old, new), "x.yaml")).warnings
+        (line,) = warnings(load(write(NANOTRON.replace(old, new), "x.yaml")))
         assert warning in line
 
     def test_tensor_parallelism_without_scattering_has_no_sequence_parallelism(self, write):
@@ -844,7 +845,7 @@ class TestRunFiles:
         assert (config.run.micro_batch_size, config.run.global_batch_size) == (4, 4 * 8 * 2)
         assert config.run.precision == "bf16"
         assert "ZeRO stage 3 does not shard activations" in config.assumed
-        assert not config.warnings
+        assert not warnings(config)
 
     def test_accumulation_replaces_the_batch_of_the_models_own_run(self, write):
         config = load("530b", write(DEEPSPEED, "ds.json"), schedule="1f1b")
@@ -897,7 +898,7 @@ class TestRunFiles:
 
     def test_checkpointing_says_how_and_not_what(self, write):
         run = {"activation_checkpointing": {"partition_activations": True}, "frobnicate": 1}
-        assert load("gpt2", write(DEEPSPEED | run, "ds.json")).warnings == (
+        assert warnings(load("gpt2", write(DEEPSPEED | run, "ds.json"))) == (
             "unknown to memcalc, ignored: frobnicate",
             "partition_activations is not modelled: uses less memory than counted (saved "
             "inputs are sharded over ranks)",
@@ -969,13 +970,13 @@ class TestRunFiles:
     )
     def test_what_a_section_says_and_is_not_modelled_is_named(self, write, section, said, lines):
         """Keys and defaults: DeepSpeed 0.18.2, runtime/zero/config.py, precision_config.py."""
-        warnings = load("gpt2", write(DEEPSPEED | {section: said}, "ds.json"), dp=2).warnings
-        assert len(warnings) == len(lines)
-        assert all(any(line in warning for warning in warnings) for line in lines)
+        found = warnings(load("gpt2", write(DEEPSPEED | {section: said}, "ds.json"), dp=2))
+        assert len(found) == len(lines)
+        assert all(any(line in warning for warning in found) for line in lines)
 
     def test_checkpointings_keys_are_known(self, write):
         run = {"activation_checkpointing": {"contiguous_memory_optimization": True, "foo": 1}}
-        unknown, _ = load("gpt2", write(DEEPSPEED | run, "ds.json")).warnings
+        unknown, _ = warnings(load("gpt2", write(DEEPSPEED | run, "ds.json")))
         assert unknown.endswith("unknown to memcalc, ignored: activation_checkpointing.foo")
 
     def test_the_command_line_is_heard_before_the_run_file_and_that_before_the_models(self, write):

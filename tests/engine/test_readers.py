@@ -6,6 +6,7 @@ import os
 import pytest
 
 import memcalc
+from memcalc.answers.warnings import warnings
 from memcalc.config import load
 from memcalc.errors import ConfigError, InputError, MemcalcError
 
@@ -156,17 +157,17 @@ class TestHuggingFace:
 
     def test_keys_that_nobody_knows_are_named(self, write):
         odd = {"use_qk_norm": True, "foo_bar": 3, "gradient_checkpointing": True, "off": False}
-        lines = load(write(LLAMA_2_70B | odd)).warnings
+        lines = warnings(load(write(LLAMA_2_70B | odd)))
         assert lines == (
             "gradient_checkpointing is not modelled: set --recompute full",
             "unknown to memcalc, ignored: foo_bar, use_qk_norm",
         )
-        assert not load(write(LLAMA_2_70B)).warnings
-        assert not load(write(GPT2)).warnings
+        assert not warnings(load(write(LLAMA_2_70B)))
+        assert not warnings(load(write(GPT2)))
 
     def test_what_is_not_modelled_is_warned_about_by_name(self, write):
         config = load(write(LLAMA_2_70B | {"quantization_config": {"bits": 4}}))
-        assert config.warnings[0].startswith("quantization_config is not modelled")
+        assert warnings(config)[0].startswith("quantization_config is not modelled")
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -228,7 +229,7 @@ class TestNative:
 
     def test_what_its_fields_cannot_say_is_warned_about(self, write):
         lines = ["its embedding is not modelled", "nor is its head"]
-        assert load(write(NATIVE | {"unmodelled": lines})).warnings == tuple(lines)
+        assert warnings(load(write(NATIVE | {"unmodelled": lines}))) == tuple(lines)
         for bad in ("one line", [1], ["two\nlines"], [[]], ["x"] * 101):
             with pytest.raises(MemcalcError, match=r"unmodelled'? must be"):
                 load(write(NATIVE | {"unmodelled": bad}))

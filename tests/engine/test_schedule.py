@@ -28,9 +28,10 @@ from memcalc.analysis.schedule import (
     zb_v,
 )
 from memcalc.analysis.stages import chunk_weights, chunks, stage, stages
+from memcalc.answers.warnings import warnings
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Parallel, load
-from memcalc.config.config import configure
+from memcalc.config.merge import configure
 from memcalc.config.pipeline import SCHEDULES, even, layout
 from memcalc.config.readers.megatron.model_args import read_yaml
 from memcalc.errors import ConfigError
@@ -435,7 +436,7 @@ class TestSplits:
     def test_a_schedule_of_one_stage_has_no_effect_and_that_is_said(self):
         config = load("22b", schedule="dualpipe")
         assert stages(config) == stages(load("22b"))
-        assert config.warnings == ("--schedule dualpipe has no effect with --pp 1",)
+        assert warnings(config) == ("--schedule dualpipe has no effect with --pp 1",)
 
     def test_a_stage_may_have_no_layer(self):
         config = load("22b", pp=3, layout="E|t*48|L")

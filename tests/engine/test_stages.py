@@ -18,6 +18,7 @@ from memcalc.analysis.schedule import (
 )
 from memcalc.analysis.stages import stages
 from memcalc.analysis.states import RECIPES
+from memcalc.answers.warnings import warnings
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import load
 from memcalc.errors import ConfigError
@@ -225,7 +226,7 @@ class TestMethods:
     def test_no_layers_are_none_and_that_is_said(self):
         config = load("175b", recompute="full", recompute_layers=0)
         assert stages(config)[7].layers == self.alone("none")
-        assert config.warnings == ("--recompute-layers 0 recomputes nothing",)
+        assert warnings(config) == ("--recompute-layers 0 recomputes nothing",)
 
     def test_the_flops_are_those_of_the_layers(self):
         config = load("175b", recompute="full", recompute_method="block", recompute_layers=1)

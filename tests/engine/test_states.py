@@ -8,11 +8,12 @@ from memcalc.analysis.parameters import held, held_of_experts
 from memcalc.analysis.parameters import parameters as whole
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.states import buckets, recipe, states
+from memcalc.answers.warnings import warnings
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Run, load
-from memcalc.config.config import configure
+from memcalc.config.merge import configure
 from memcalc.config.optimizers import ALL, OPTIMIZERS, Moments, Optimizer
 from memcalc.config.readers.megatron.model_args import read_yaml
 from memcalc.errors import ConfigError, InputError
@@ -137,7 +138,7 @@ class TestRecipes:
         config = load("llama-3-8b", frozen="layer,embedding")
         n, head = whole(config), held(head_graph(config))
         assert by_group(config) == (2 * n, 4 * head, 12 * head)
-        assert any("frozen" in warning for warning in config.warnings)
+        assert any("frozen" in warning for warning in warnings(config))
 
 
 class TestSharding:

@@ -17,6 +17,7 @@ from memcalc.analysis import activations, flops
 from memcalc.analysis.layers import layer_bytes, layer_entries
 from memcalc.analysis.parameters import owned, parameters
 from memcalc.analysis.stages import chunks, stage, stages
+from memcalc.answers.warnings import warnings
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import DECODER, DENSE, ENCODER, kinds, layer_graph
@@ -343,7 +344,7 @@ class TestConfigs:
     def test_a_bias_that_no_flash_kernel_takes_is_named(self):
         def warned(**settings):
             return [
-                w for w in load("t5-11b", **settings).warnings if w.startswith("flash attention")
+                w for w in warnings(load("t5-11b", **settings)) if w.startswith("flash attention")
             ]
 
         assert warned() == [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.config import RunSource, Source
+from memcalc.config.source import Source
 from memcalc.errors import ConfigError, InputError
 from memcalc.lazy import resolve
 
@@ -69,7 +69,7 @@ def read(path: Path, name: str = "", where: str = "") -> Source:
         ConfigError: Its settings are invalid, or it holds no model.
     """
     source = _read(path, name, where)
-    if isinstance(source, RunSource):
+    if source.model is None:
         raise ConfigError(
             f"{where or place(path)}: the file has run settings but no model: name a MODEL, and "
             "pass this file with --run"
@@ -77,7 +77,7 @@ def read(path: Path, name: str = "", where: str = "") -> Source:
     return source
 
 
-def read_run(path: Path) -> RunSource:
+def read_run(path: Path) -> Source:
     """Read parallelism and run settings from a file; a model in it is ignored.
 
     Raises:
@@ -85,11 +85,11 @@ def read_run(path: Path) -> RunSource:
         ConfigError: Its settings are invalid.
     """
     source = _read(path)
-    if isinstance(source, RunSource):
+    if source.model is None:
         return source
     ignored = f"only parallelism and run settings are read from {_name(path)}, not its model"
-    return RunSource(
-        source.settings, (*source.assumed, ignored), source.unmodelled, source.accumulation
+    return Source(
+        None, source.settings, (*source.assumed, ignored), source.unmodelled, source.accumulation
     )
 
 
@@ -107,7 +107,7 @@ def content(path: Path, where: str = "") -> Mapping[str, Any]:
     return found
 
 
-def _read(path: Path, name: str = "", where: str = "") -> Source | RunSource:
+def _read(path: Path, name: str = "", where: str = "") -> Source:
     if os.path.isdir(path):
         folder, path = path, path / "config.json"
         if not os.path.exists(path):
@@ -137,7 +137,7 @@ def _name(path: Path) -> str:
     return fields.printable(name)[:200] or path.stem
 
 
-def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source | RunSource]:
+def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source]:
     """The reader of the bytes' format; it takes the model's name."""
     if suffix == ".json":
         return _recognised(parse(data, where), where)
@@ -172,7 +172,7 @@ def _reads(reader: str) -> Callable[..., Any]:
     return found
 
 
-def _recognised(content: Mapping[str, Any], where: str) -> Callable[[str], Source | RunSource]:
+def _recognised(content: Mapping[str, Any], where: str) -> Callable[[str], Source]:
     for keys, reader in READERS.values():
         if any(key in content for key in keys):
             return partial(_reads(reader), content)

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memcalc.config.config import RunSource
 from memcalc.config.readers import keys
 from memcalc.config.readers.keys import OFFLOADED
 from memcalc.config.readers.shell.marks import shown
+from memcalc.config.source import Source
 
 UNMODELLED = {
     "amp": "uses more memory than counted (weights may stay in fp32, with 16-bit copies)",
@@ -127,7 +127,7 @@ OFFLOADS = {  # with their former names
 }
 
 
-def read(content: Mapping[str, Any], name: str) -> RunSource:
+def read(content: Mapping[str, Any], name: str) -> Source:
     """Read a DeepSpeed config; it has no model, so ``name`` is not used.
 
     Raises:
@@ -159,7 +159,7 @@ def read(content: Mapping[str, Any], name: str) -> RunSource:
         unmodelled.append(
             "activation_checkpointing does not say what is recomputed: set --recompute"
         )
-    return RunSource(settings, tuple(keys.zero(said)), tuple(unmodelled), accumulation)
+    return Source(None, settings, tuple(keys.zero(said)), tuple(unmodelled), accumulation)
 
 
 def lines(said: Mapping[str, Any]) -> list[str]:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.config import fields, pipeline
-from memcalc.config.config import Source
 from memcalc.config.model import Model
 from memcalc.config.readers import keys
 from memcalc.config.readers.hf_content import ALIASES, Content
 from memcalc.config.readers.hf_families import DEFAULTS, FAMILIES, FOUR_H
+from memcalc.config.source import Source
 from memcalc.errors import InputError, nearest
 
 # Keys that change memory or FLOPs and are not modelled, each with what to know.

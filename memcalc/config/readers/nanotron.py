@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.config import fields, pipeline
-from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
 from memcalc.config.readers import keys
+from memcalc.config.source import Source
 from memcalc.errors import InputError
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu"}
@@ -35,7 +35,7 @@ MODEL = """
 """.split()  # noqa: SIM905 - as above
 
 
-def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
+def read(content: Mapping[str, Any], name: str) -> Source:
     """Read a nanotron file; ``name`` is the model's name.
 
     Raises:
@@ -58,7 +58,7 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     if "dtype" in model:
         settings["precision"] = keys.word(model, "dtype", PRECISIONS, "bfloat16")
     if "model_config" not in model:
-        return RunSource(settings, tuple(assumed), tuple(unmodelled), accumulation)
+        return Source(None, settings, tuple(assumed), tuple(unmodelled), accumulation)
     config = keys.section(model, "model_config")
     if config.get("_attn_implementation") == "sdpa":
         assumed.append("SDPA runs its flash kernel")

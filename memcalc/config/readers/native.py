@@ -10,8 +10,8 @@ from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.config import OTHER_SETTINGS, PARALLEL_SETTINGS, RUN_SETTINGS, RunSource, Source
 from memcalc.config.model import Model
+from memcalc.config.source import OTHER_SETTINGS, PARALLEL_SETTINGS, RUN_SETTINGS, Source
 from memcalc.errors import InputError, nearest
 
 VERSION = 1
@@ -19,7 +19,7 @@ _MODEL = tuple(field.name for field in dataclass_fields(Model))
 _REQUIRED = ("layers", "hidden_size", "heads")
 
 
-def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
+def read(content: Mapping[str, Any], name: str) -> Source:
     """Read memcalc's own JSON, with or without a model; ``name`` is the model's default name.
 
     Raises:
@@ -36,7 +36,7 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     parallel = _section(content, "parallel", PARALLEL_SETTINGS)
     run = _section(content, "run", (*RUN_SETTINGS, *OTHER_SETTINGS))
     if "model" not in content:
-        return RunSource({**parallel, **run})
+        return Source(None, {**parallel, **run})
     model = _section(content, "model", _MODEL)
     for key in _REQUIRED:
         if key not in model:

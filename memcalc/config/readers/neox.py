@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.config import RunSource, Source
 from memcalc.config.model import Model
 from memcalc.config.readers import deepspeed, keys
 from memcalc.config.readers.shell.marks import shown
+from memcalc.config.source import Source
 from memcalc.errors import ConfigError, InputError
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
@@ -70,7 +70,7 @@ FAMILIES = ("checkpoint_", "data_", "deepspeed_", "distributed_", "eval_", "extr
 MORE_FAMILIES = ("lr_", "mmap_", "profile", "save_", "test_", "train_data", "valid_", "wandb_")
 
 
-def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
+def read(content: Mapping[str, Any], name: str) -> Source:
     """Read a gpt-neox file; ``name`` is the model's name.
 
     Raises:
@@ -94,7 +94,7 @@ def read(content: Mapping[str, Any], name: str) -> Source | RunSource:
     settings |= _recompute(said, unmodelled)
     settings["vocab_multiple"] = _vocab_multiple(said)
     if not any(size in said for size in SIZES):
-        return RunSource(settings, tuple(assumed), tuple(unmodelled), accumulation)
+        return Source(None, settings, tuple(assumed), tuple(unmodelled), accumulation)
     model = _model(said, name, settings.get("tp", 1), assumed)
     settings |= _kernels(said, model, assumed, unmodelled)
     return Source(model, settings, tuple(assumed), tuple(unmodelled), accumulation)

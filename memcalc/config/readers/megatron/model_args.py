@@ -4,17 +4,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.config.config import RunSource, Source
 from memcalc.config.readers.megatron.arguments import Arguments
 from memcalc.config.readers.megatron.names import VALUES
 from memcalc.config.readers.megatron.source import source
 from memcalc.config.readers.shell.marks import shown, unknown
+from memcalc.config.source import Source
 from memcalc.errors import InputError
 
 
 def read_yaml(
     content: Mapping[str, Any], name: str, world: int | None = None, program: str = ""
-) -> Source | RunSource:
+) -> Source:
     """Read a YAML file with ``MODEL_ARGS``.
 
     Args:

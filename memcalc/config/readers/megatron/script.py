@@ -3,17 +3,17 @@
 import re
 from collections.abc import Iterable
 
-from memcalc.config.config import RunSource, Source
 from memcalc.config.readers.keys import listed
 from memcalc.config.readers.megatron.arguments import Arguments
 from memcalc.config.readers.megatron.names import FLAGS, LAUNCHER, TELLING, is_harmless
 from memcalc.config.readers.megatron.source import source
 from memcalc.config.readers.shell import script as shell
 from memcalc.config.readers.shell.marks import opened, shown
+from memcalc.config.source import Source
 from memcalc.errors import ConfigError, InputError
 
 
-def read_script(text: str, name: str) -> Source | RunSource:
+def read_script(text: str, name: str) -> Source:
     r"""Read a launch script; ``name`` is the model's name.
 
     Raises:

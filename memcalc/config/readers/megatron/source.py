@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from memcalc.config.config import RunSource, Source
 from memcalc.config.readers.keys import listed
 from memcalc.config.readers.megatron.arguments import Arguments
 from memcalc.config.readers.megatron.model import model
@@ -11,12 +10,11 @@ from memcalc.config.readers.megatron.parallel import chunks, parallel, spread
 from memcalc.config.readers.megatron.recompute import recomputation
 from memcalc.config.readers.megatron.run import run
 from memcalc.config.readers.megatron.states import states
+from memcalc.config.source import Source
 from memcalc.errors import ConfigError
 
 
-def source(
-    said: Arguments, name: str, world: int | None, programs: Iterable[str]
-) -> Source | RunSource:
+def source(said: Arguments, name: str, world: int | None, programs: Iterable[str]) -> Source:
     """The source that arguments describe, with or without a model."""
     for without in (each for each in said.words if each in VALUES and not said.words[each]):
         raise ConfigError(f"--{without} needs a value")
@@ -35,8 +33,7 @@ def source(
     settings |= said.run(recomputation, said) or {}
     _tell(said)
     known = {key: value for key, value in settings.items() if value is not None}
-    lines = tuple(said.assumed), tuple(said.unmodelled)
-    return RunSource(known, *lines) if found is None else Source(found, known, *lines)
+    return Source(found, known, tuple(said.assumed), tuple(said.unmodelled))
 
 
 def _tell(said: Arguments) -> None:

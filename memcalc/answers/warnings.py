@@ -1,0 +1,88 @@
+"""Warnings about a Config: what is not modelled, counted as something else, or without effect."""
+
+from memcalc.answers.effect import nothing_recomputed, without_effect
+from memcalc.config import Config
+
+
+def warnings(config: Config) -> tuple[str, ...]:
+    """Settings that are not modelled, and settings without effect."""
+    lines = list(config.unmodelled)
+    kernels = config.run.implementation
+    lines += ineffective(config)
+    if config.model.experts and config.parallel.tp > 1 and not config.parallel.sp:
+        lines.append(
+            "Megatron-core refuses experts with tensor parallelism but no sequence "
+            "parallelism (pass --sp); counted as if every rank dispatched all tokens"
+        )
+    if config.run.precision == "fp8":
+        lines.append(
+            "fp8: linears are counted as keeping their inputs once, in 8 bits, as in "
+            "Transformer Engine's sources; not measured"
+        )
+    windowed = config.masked_layers == "windowed" and 0 not in (config.model.window_layers or ())
+    flash = kernels.attention == "flash" and config.masked_layers != "all" and not windowed
+    if flash and config.run.precision == "fp32":
+        lines.append(
+            "flash attention kernels do not support fp32: counted as if they did (set "
+            "--attention unfused, or --precision bf16)"
+        )
+    most = config.model.max_seq_length
+    if most is not None and config.run.seq_length > most:
+        lines.append(
+            f"sequence length {config.run.seq_length} exceeds the model's context length {most}"
+        )
+    if kernels.maker.sharded_as and config.parallel.tp > 1:
+        lines.append(
+            f"{kernels.maker.title}'s layers were not measured with tensor parallelism: the "
+            f"tensors are counted as --implementation {kernels.maker.sharded_as} shards them"
+        )
+    if config.run.frozen:
+        lines.append(
+            "--frozen uses less memory than counted (activations are counted as if all parts "
+            "were trained)"
+        )
+    lines += _of_stacks(config)
+    if kernels.packs_value and config.model.position == "rotary":
+        lines += _packed_value(config)
+    return tuple(lines)
+
+
+def ineffective(config: Config) -> tuple[str, ...]:
+    """The warnings of settings without effect."""
+    lines = without_effect(config.model, config.parallel, config.run)
+    if config.run.recompute_layers == 0:
+        lines.append("--recompute-layers 0 recomputes nothing")
+    return (*lines, *nothing_recomputed(config.model, config.run))
+
+
+def _of_stacks(config: Config) -> list[str]:
+    """Kernels of T5 that are counted as others."""
+    model, kernels = config.model, config.run.implementation
+    lines = []
+    if model.position == "relative" and kernels.attention == "flash":
+        instead = "counted as if they did"
+        if kernels.keeps_masks:
+            instead = (
+                "counted as PyTorch's memory-efficient kernel, with a bias kept by every layer"
+            )
+        lines.append(f"flash attention kernels do not support a relative position bias: {instead}")
+    clamps = kernels.maker.clamps_fp16 and model.encoder_layers is not None
+    if clamps and config.run.precision == "fp16":
+        lines.append(
+            f"{kernels.maker.title}'s T5 clamps hidden states in fp16; the memory that this "
+            "uses is not counted"
+        )
+    return lines
+
+
+def _packed_value(config: Config) -> list[str]:
+    """What Megatron-core keeps besides the value, which is a view of a packed tensor."""
+    model, run = config.model, config.run
+    if model.kv_heads != model.heads:  # repeating K and V copies them
+        return []
+    width = 2 * model.heads * model.head_size // config.parallel.tp
+    more = run.activation_bytes * run.seq_length * run.micro_batch_size * width
+    return [
+        "not counted: Megatron-core's value is a view of the packed QKV tensor, so query and "
+        f"key are kept beside their rotated copies: {more} more bytes per layer"
+    ]
