@@ -25,14 +25,27 @@ class Column:
         unit: One of ``UNITS``.
         detail: 0: always shown. Else a text table that is too wide leaves the column out, the
             largest detail first, and always if the column is empty.
+        title: What text and HTML call it, if not its name; ``{unit}`` is the unit of its cells.
     """
 
     name: str
     unit: str
     detail: int = 0
+    title: str = ""
 
     def __post_init__(self) -> None:
         assert self.unit in UNITS, self.unit
+
+    @property
+    def words(self) -> str:
+        """What people call it, without a unit."""
+        return self.title or self.name.replace("_", " ")
+
+    def header(self, unit: str) -> str:
+        """What people call it, with the unit in which its cells are shown."""
+        if "{unit}" in self.title:
+            return self.title.format(unit=unit)
+        return f"{self.words.removesuffix(self.unit).rstrip()} {unit}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +132,8 @@ class Report:
         return self.render("html")
 
 
-def scales(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> dict[str, tuple[str, int]]:
-    """For people: the scale that suits all columns of bytes, and that for all of FLOPs."""
+def scales(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> dict[str, units.Scale]:
+    """For people: the scale that suits all columns of bytes, of FLOPs, and of seconds."""
     found = {}
     for unit in units.SCALES:
         at = [number for number, column in enumerate(columns) if column.unit == unit]

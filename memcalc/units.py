@@ -1,8 +1,10 @@
-"""Bytes and FLOPs for people: GiB is 2^30, GB is 10^9, and every printed number says which."""
+"""Bytes, FLOPs and seconds for people: GiB is 2^30, GB is 10^9, and every number says which."""
 
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+
+Scale = tuple[str, float]  # a unit's name, and how much it is
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
@@ -16,7 +18,13 @@ FLOP_SCALES = (
     ("PFLOP", 10**15),
     ("EFLOP", 10**18),
 )
-SCALES = {"bytes": BYTE_SCALES, "flops": FLOP_SCALES}
+SECOND_SCALES = (("µs", 1e-6), ("ms", 1e-3), ("s", 1))
+SCALES: dict[str, tuple[Scale, ...]] = {
+    "bytes": BYTE_SCALES,
+    "flops": FLOP_SCALES,
+    "seconds": SECOND_SCALES,
+}
+LEAST = 0.01  # the smallest number that a cell shows
 
 
 # Powers of 1000 and of 1024, as people write them.
@@ -39,8 +47,8 @@ def parse_bytes(text: str) -> int | None:
     return int(Fraction(match[1]) * SIZES[match[2].lower()])
 
 
-def common_scale(unit: str, values: Sequence[float | None]) -> tuple[str, int]:
-    """The scale in which a column of ``bytes`` or ``flops`` reads best: its largest under 10,000.
+def common_scale(unit: str, values: Sequence[float | None]) -> Scale:
+    """The scale in which a column of a unit of ``SCALES`` reads best: its largest under 10,000.
 
     >>> common_scale("bytes", [7079985152, 100663296])
     ('MiB', 1048576)
@@ -49,8 +57,9 @@ def common_scale(unit: str, values: Sequence[float | None]) -> tuple[str, int]:
     """
     largest = max((abs(v) for v in values if v is not None), default=0)
     scales = SCALES[unit]
+    most = 1_000 if unit == "seconds" else 10_000
     for name, scale in scales:
-        if largest < 10_000 * scale:
+        if largest < most * scale:
             return name, scale
     return scales[-1]
 
@@ -67,19 +76,25 @@ def decimals(values: Sequence[float], most: int = 2) -> int:
     return most
 
 
-def column(values: Sequence[float | None], scale: int) -> list[str | None]:
-    """The cells of a column in a scale: the same decimals, or two digits of what is small.
+def column(values: Sequence[float | None], scale: float) -> list[str | None]:
+    """The cells of a column in a scale: with the same decimals, except 0 and what is small.
 
-    >>> column([6752 * MIB, None, 612.5 * MIB, 16384], MIB)
-    ['6,752.0', None, '612.5', '0.016']
+    >>> column([6752 * MIB, None, 612.5 * MIB, 16], MIB), column([0, MIB // 3], MIB)
+    (['6,752.0', None, '612.5', '< 0.01'], ['0', '0.33'])
     """
-    scaled = [None if value is None else value / scale for value in values]
+    scaled = [None if value is None else float(value / scale) for value in values]
     places = decimals([v for v in scaled if v is not None and not _small(v)])
-    return [v if v is None else f"{v:.2g}" if _small(v) else f"{v:,.{places}f}" for v in scaled]
+
+    def cell(value: float) -> str:
+        if _small(value):
+            return f"< {LEAST}" if value > 0 else f"> -{LEAST}"
+        return f"{value:,.{places}f}" if value else "0"
+
+    return [None if value is None else cell(value) for value in scaled]
 
 
 def _small(value: float) -> bool:
-    return 0 < abs(value) < 0.1
+    return 0 < abs(value) < LEAST
 
 
 def number(value: float, unit: str) -> str:
@@ -94,7 +109,9 @@ def number(value: float, unit: str) -> str:
         return "yes" if value else "no"
     if unit == "percent":
         return f"{value:.1f}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def counted(number: int, what: str) -> str:
@@ -124,12 +141,15 @@ def format_flops(value: float) -> str:
     return _sentence("flops", value)
 
 
-def in_scale(value: float, scale: tuple[str, int]) -> str:
-    """A value in a given scale, for a sentence beside a table of that scale.
+def in_scale(value: float, scale: Scale) -> str:
+    """A value in a given scale, for a sentence beside a table of that scale; small ones in theirs.
 
     >>> in_scale(3 * MIB, ("GiB", GIB)), in_scale(2109 * MIB, ("GiB", GIB))
-    ('0.0029 GiB', '2.06 GiB')
+    ('3,072 KiB', '2.06 GiB')
     """
+    if 0 < abs(value) < LEAST * scale[1]:
+        unit = next(unit for unit, scales in SCALES.items() if scale in scales)
+        scale = common_scale(unit, [value])
     return f"{column([value], scale[1])[0]} {scale[0]}"
 
 

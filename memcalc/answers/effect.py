@@ -24,7 +24,10 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
     usual = IMPLEMENTATIONS.get(kernels.name, kernels).expert_products
     said = {
         "--sp": (parallel.sp, parallel.tp == 1 and "with --tp 1"),
-        f"--schedule {parallel.schedule}": (parallel.schedule is not None, one_stage),
+        f"--schedule {parallel.schedule}": (
+            parallel.schedule not in (None, parallel.order),
+            one_stage,
+        ),
         "--embedding-as-layer": (parallel.embedding_as_layer, one_stage),
         "--loss-as-layer": (parallel.loss_as_layer, one_stage),
         f"--cp-kind {parallel.cp_kind}": (

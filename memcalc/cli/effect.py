@@ -82,8 +82,18 @@ def checked(
 
 
 def _facts(config: Config) -> Config:
-    """A config without the notes on where its settings come from."""
-    return replace(config, assumed=(), unmodelled=())
+    """A config without the notes on where its settings come from, with defaults as their values."""
+    parallel, order = config.parallel, config.parallel.order
+    named = replace(
+        parallel,
+        schedule=parallel.schedule if parallel.schedule not in (None, order) else order,
+        microbatch_group_size=parallel.group if parallel.vpp > 1 else None,
+        etp=parallel.expert_tp if config.model.experts else None,
+    )
+    whole = "full" in config.run.recompute
+    method = config.run.recompute_method or ("uniform" if whole else None)
+    run = replace(config.run, recompute_method=method)
+    return replace(config, parallel=named, run=run, assumed=(), unmodelled=())
 
 
 def _written(name: str, value: Any) -> str:

@@ -75,7 +75,7 @@ def numbers(config: Config, accounting: str) -> tuple[tuple[list[Held], int, Par
     return (stages(config, accounting), config.microbatches, order), whole_setting(config)
 
 
-def bars(axes: Axes, freed: Sequence[Held], kept: Sequence[Held], unit: str, scale: int) -> None:
+def bars(axes: Axes, freed: Sequence[Held], kept: Sequence[Held], unit: str, scale: float) -> None:
     """Stacked bars, one per stage; a dark line is their height if outputs are not deallocated."""
     style.stack(
         axes,
@@ -100,7 +100,7 @@ def over_time(
     accounting: str,
     runs: Sequence[Sequence[Timed]],
     unit: str,
-    scale: int,
+    scale: float,
 ) -> None:
     """A curve per stage, or one for several stages with the same curve."""
     shown = curves(config, accounting, runs)

@@ -94,7 +94,7 @@ def parts(config: Config, accounting: str, kind: str | None = None) -> dict[str,
     return sizes
 
 
-def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: int) -> None:
+def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: float) -> None:
     """The bars of one kind of layer, with their heights, also in percent of the second bar."""
     tops = style.stack(
         axes,

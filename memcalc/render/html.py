@@ -41,14 +41,14 @@ def render(report: Report, wide: bool = False) -> str:
 
 
 def _column(
-    column: Column, values: list[Any], scales: dict[str, tuple[str, int]]
+    column: Column, values: list[Any], scales: dict[str, units.Scale]
 ) -> tuple[str, bool, list[str]]:
     """A column's header, whether it holds numbers, and its cells."""
-    header = column.name.replace("_", " ")
+    header = column.words
     if column.unit in scales:
         name, scale = scales[column.unit]
         scaled = units.column(values, scale)
-        return f"{header} ({name})", True, ["-" if cell is None else cell for cell in scaled]
+        return column.header(name), True, ["-" if cell is None else cell for cell in scaled]
     cells = [_cell(value, column.unit) for value in values]
     return header, column.unit not in ("text", "formula"), cells
 

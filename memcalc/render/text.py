@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,14 +19,23 @@ from memcalc.report import Column, Report, scales
 
 HEADER = 14  # the width to which headers are wrapped, if there is room
 GAP = 2  # columns of a terminal beside each column of a table
+INDENT = "  "  # of notes
+# A space at which a line is not broken: between a size's name and its number, or a number and its
+# unit.
+GLUE = re.compile(
+    r"(?<=\b[a-z]) (?=[0-9])|(?<=\b[a-z]p) (?=[0-9])|(?<=\b(?:vpp|dim)) (?=[0-9])"
+    r"|(?<=\b(?:ZeRO|size)) (?=[0-9])|(?<=\b(?:stage|batch)) (?=[0-9])"
+    r"|(?<=[0-9]) (?=%|(?:[KMGTP]i?|k)?B\b|[kMGTPE]?FLOP)"
+)
+UNBROKEN = ("shape",)  # columns of text whose cells are never wrapped
 
 
 def render(report: Report, wide: bool = False) -> str:
     """The report as text: the answer, the title, the table and the notes.
 
-    Columns of detail that do not fit are left out, those of most detail first. A note that begins
-    with such a column's name and a colon is left out too. Words, numbers and formulas are never
-    broken: a table that is too wide without detail is wider than the terminal.
+    Columns of detail that do not fit are left out, those of most detail first, and named under the
+    table. A note that begins with such a column's name and a colon is left out too. Text is
+    wrapped at spaces, and a formula between its terms. Words, numbers and shapes are never broken.
 
     Args:
         report: The report.
@@ -55,24 +64,43 @@ def render(report: Report, wide: bool = False) -> str:
         markup=False,
     )
     if report.answer:
-        console.print(Text(report.answer, style=f"bold {ANSWER[report.good]}"), soft_wrap=wide)
+        answer = report.answer if wide else _wrapped(report.answer, console.width)
+        console.print(Text(answer, style=f"bold {ANSWER[report.good]}"), soft_wrap=wide)
         console.print()
-    console.print(Text(report.title, style="bold"))
+    console.print(Text(_wrapped(report.title, console.width), style="bold"))
     columns = console.width
-    table, console.width, shown = _fitting(report, console, wide)
+    table, console.width, hidden = _fitting(report, console, wide)
     console.print(table)
     console.width = columns
-    hidden = {_words(column.name) for column in report.columns if column not in shown}
-    for note in report.notes:
-        if note.partition(":")[0] in hidden:
-            continue
-        console.print(Padding(Text(note, style="dim"), (0, 0, 0, 2)))
+    words = {column.words for column in hidden}
+    lines = [note for note in report.notes if note.partition(":")[0] not in words]
+    if hidden:
+        names = ", ".join(column.header("") or column.words for column in hidden)
+        lines.insert(0, f"not shown: {names} (--wide shows all columns)")
+    for line in lines:
+        console.print(Text(_wrapped(line, columns, INDENT), style="dim"))
     # rich pads its lines to the width of the table
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 # Report.good -> the colour of the answer.
 ANSWER = {True: "green", False: "red", None: ""}
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    """A text in lines, none of which ends between a number and its name or unit.
+
+    >>> _wrapped("one stage (tp 8, 3.5 GiB)", 14).splitlines()
+    ['one stage', '(tp 8,', '3.5 GiB)']
+    """
+    lines = textwrap.wrap(
+        GLUE.sub("\N{NO-BREAK SPACE}", text),
+        max(width, len(indent) + 1),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 class _Shown(NamedTuple):
@@ -86,7 +114,7 @@ class _Shown(NamedTuple):
 
 
 def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int, list[Column]]:
-    """The table with as many columns as fit, its width, and these columns."""
+    """The table with as many columns as fit, its width, and the columns that are left out."""
     common, most = scales(report.columns, report.rows), console.width
     known = [
         (column, *_column(column, report.column(column.name), common))
@@ -102,7 +130,8 @@ def _fitting(report: Report, console: Console, wide: bool) -> tuple[Table, int, 
     else:
         shown = _folded(shown, width - most)
         width = max(most, sum(each.width + GAP for each in shown))
-    return _table(shown), width, [each.column for each in shown]
+    there = [each.column for each in shown]
+    return _table(shown), width, [column for column, *_ in known if column not in there]
 
 
 def _shown(column: Column, header: str, cells: list[str], header_width: int, most: int) -> _Shown:
@@ -111,22 +140,25 @@ def _shown(column: Column, header: str, cells: list[str], header_width: int, mos
         header, max(header_width, *(len(text) for text in (*cells, *header.split(" "))))
     )
     width = max(map(len, (*cells, *lines)))
+    foldable = column.unit in ("text", "formula") and column.name not in UNBROKEN
     words = (word for text in (*cells, *lines) for word in text.split(" "))
-    least = min(most, max(map(len, words))) if column.unit == "text" else width
+    least = max(map(len, words)) if foldable else width
+    least = min(most, least) if column.unit == "text" else least
     return _Shown(column, lines, cells, width, least)
 
 
 def _folded(shown: list[_Shown], excess: int) -> list[_Shown]:
-    """The columns, narrower by ``excess`` in all if text can be wrapped at its spaces.
+    """The columns, narrower by ``excess`` in all if their cells can be wrapped at spaces.
 
-    Only a word that is wider than the terminal is broken.
+    The widest is narrowed first. Only a word that is wider than the terminal is broken.
     """
-    found = list(shown)
-    for at in sorted(range(len(shown)), key=lambda at: shown[at].least - shown[at].width):
-        cut = max(0, min(excess, shown[at].width - shown[at].least))
-        found[at] = shown[at]._replace(width=shown[at].width - cut)
-        excess -= cut
-    return found
+    widths = [each.width for each in shown]
+    for _ in range(excess):
+        able = [at for at, each in enumerate(shown) if widths[at] > each.least]
+        if not able:
+            break
+        widths[max(able, key=lambda at: widths[at])] -= 1
+    return [each._replace(width=width) for each, width in zip(shown, widths, strict=True)]
 
 
 def _table(shown: Iterable[_Shown]) -> Table:
@@ -136,7 +168,7 @@ def _table(shown: Iterable[_Shown]) -> Table:
         table.add_column(
             "\n".join(each.header),
             justify="left" if each.column.unit in ("text", "formula") else "right",
-            no_wrap=each.column.unit != "text",
+            no_wrap=each.column.unit not in ("text", "formula") or each.column.name in UNBROKEN,
             overflow="fold",
             width=each.width,
         )
@@ -146,22 +178,21 @@ def _table(shown: Iterable[_Shown]) -> Table:
 
 
 def _column(
-    column: Column, values: list[Any], scales: dict[str, tuple[str, int]]
+    column: Column, values: list[Any], scales: dict[str, units.Scale]
 ) -> tuple[str, list[str]]:
     """A column's header, with its unit, and its cells."""
-    header = _words(column.name)
+    header = column.words
     if column.unit in scales:
         name, scale = scales[column.unit]
-        header = f"{header.removesuffix(column.unit).rstrip()} {name}".strip()
-        return header, ["-" if cell is None else cell for cell in units.column(values, scale)]
+        return column.header(name), [
+            "-" if cell is None else cell for cell in units.column(values, scale)
+        ]
     if column.name.endswith("_error"):  # a ratio, shown in percent
         return f"{header} %", ["-" if v is None else f"{100 * v:+.2f}" for v in values]
+    if column.name.endswith("_per_extra_flop"):  # too small a number for a single FLOP
+        header = header.replace("flop", "MFLOP")
+        return header, ["-" if v is None else _cell(1e6 * v, column.unit) for v in values]
     return header, [_cell(value, column.unit) for value in values]
-
-
-def _words(name: str) -> str:
-    """A column's name in words."""
-    return name.replace("_", " ")
 
 
 def _cell(value: Any, unit: str) -> str:

@@ -93,6 +93,8 @@ REFUSED = {
 # What states a default of these setups: nothing changes, and nothing is to be said.
 STATED = {
     ("sharded", "distributed_optimizer"),  # zero 1 of sharder megatron
+    ("plain", "etp"),  # as tp
+    ("recomputed", "etp"),
     ("recomputed", "sharder"),  # deepspeed, of zero 3
     ("recomputed", "main_grads"),  # the weights' dtype, of DeepSpeed
 }
