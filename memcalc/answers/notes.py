@@ -23,7 +23,7 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
     if accounting is not None:
         lines.append(f"accounting: {accounting} ({ACCOUNTINGS[accounting]})")
     if config.assumed:
-        lines.append(f"assumed: {', '.join(config.assumed)}")
+        lines.append(f"assumed: {', '.join(each.words for each in config.assumed)}")
     lines += _of_spread(config)
     lines += method_note(config)
     lines += _of_experts(config, accounting)

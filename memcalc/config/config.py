@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.config import fields
+from memcalc.config.assumption import Assumption
 from memcalc.config.kernels import batch_first
 from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
@@ -37,7 +38,7 @@ class Config:
     model: Model
     parallel: Parallel
     run: Run
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
     unmodelled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import fields as dataclass_fields
 from numbers import Integral, Rational, Real
 from typing import Any
 
+from memcalc.config.assumption import Assumption
 from memcalc.errors import ConfigError, nearest
 
 
@@ -178,7 +179,7 @@ def _sized(name: str, size: int) -> str:
     return f"{name} = {size}" if " " in name else f"{name} {size}"
 
 
-def padded(size: int, multiple: int, tp: int, assumed: list[str]) -> int:
+def padded(size: int, multiple: int, tp: int, assumed: list[Assumption]) -> int:
     """A vocabulary size, padded to a multiple per tensor-parallel rank, as in Megatron-LM.
 
     >>> padded(50257, 128, 8, [])
@@ -189,7 +190,8 @@ def padded(size: int, multiple: int, tp: int, assumed: list[str]) -> int:
         raise ConfigError(f"the vocabulary must be padded to a multiple of at least 1, not {each}")
     found = -(-size // each) * each
     if found != size:
-        assumed.append(f"vocabulary {found} ({size} padded to a multiple of {each})")
+        why = f"{size} padded to a multiple of {each}"
+        assumed.append(Assumption("padded_vocab_size", found, why))
     return found
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from memcalc.config import fields, kernels, pipeline
+from memcalc.config.assumption import Assumption
 from memcalc.config.config import Config
 from memcalc.config.environment import environment
 from memcalc.config.model import Model
@@ -12,7 +13,7 @@ from memcalc.config.parallel import Parallel
 from memcalc.config.run import Run
 from memcalc.config.source import PARALLEL_SETTINGS, RUN_SETTINGS, SETTINGS, Source
 from memcalc.errors import ConfigError, nearest
-from memcalc.frameworks import FRAMEWORKS, SHARDERS
+from memcalc.frameworks import SHARDERS
 from memcalc.frameworks.megatron import DISTRIBUTED_OPTIMIZER
 
 # Settings of sharding that a newer setting replaces.
@@ -52,21 +53,22 @@ def configure(source: Source, overrides: Mapping[str, Any], run: Source | None =
         if model.max_seq_length is None:
             raise ConfigError(f"{model.name} has no context length: set --seq-length")
         said["seq_length"] = model.max_seq_length
-        assumed.append(f"sequence length {said['seq_length']} (the model's context length)")
+        why = "the model's context length"
+        assumed.append(Assumption("seq_length", said["seq_length"], why))
     if "micro_batch_size" not in said:
-        assumed.append("micro-batch size 1")
+        assumed.append(Assumption("micro_batch_size", 1))
     if "tp" not in said:
-        assumed.append("no tensor parallelism")
+        assumed.append(Assumption("tp", 1))
     if "precision" not in said:
-        assumed.append("bf16 activations")
+        assumed.append(Assumption("precision", "bf16"))
     assumed += _shard(said)
     if said.get("zero") and "dp" not in said:
-        assumed.append("one data-parallel rank")
+        assumed.append(Assumption("dp", 1))
     if "environment" in said:
         said["environment"] = environment(said["environment"])
     implementation = kernels.chosen(said)
     if "implementation" not in said:
-        assumed.append(f"implementation {implementation.name}")
+        assumed.append(Assumption("implementation", implementation.name))
     chosen: dict[str, Any] = {name: said[name] for name in RUN_SETTINGS if name in said}
     if "recompute" in said:
         chosen["recompute"] = _words(said["recompute"])
@@ -124,7 +126,7 @@ def _accumulate(said: dict[str, Any], accumulation: int | None) -> None:
         said["micro_batch_size"] = batch // max(1, accumulation * replicas)
 
 
-def _shard(said: dict[str, Any]) -> list[str]:
+def _shard(said: dict[str, Any]) -> list[Assumption]:
     """Complete the settings of sharding, and return what is assumed."""
     assumed = []
     distributed = said.pop("distributed_optimizer", None)
@@ -143,17 +145,17 @@ def _shard(said: dict[str, Any]) -> list[str]:
         name = next(usual, Parallel().sharder)
         if name != Parallel().sharder:
             said["sharder"] = name
-            title = FRAMEWORKS[SHARDERS[name].framework].title
-            assumed.append(f"{title}'s sharding (the default for ZeRO stage {said['zero']})")
+            why = f"the default for ZeRO stage {said['zero']}"
+            assumed.append(Assumption("sharder", name, why))
     sharder = SHARDERS.get(str(said.get("sharder")))
     if sharder and sharder.default_stage is not None and "zero" not in said:
         said["zero"] = sharder.default_stage
-        assumed.append(f"ZeRO stage {said['zero']} (the default of {said['sharder']})")
+        assumed.append(Assumption("zero", said["zero"], f"the default of {said['sharder']}"))
     if sharder and sharder.weights_dtype and "main_grads" not in said:
         narrow = {"fp32": "fp32", "fp16": "fp16"}.get(str(said.get("precision")), "bf16")
         said["main_grads"] = narrow
         if narrow == "bf16" and not said.get("zero"):
-            assumed.append(f"bf16 gradients ({sharder.since})")
+            assumed.append(Assumption("main_grads", "bf16", sharder.since))
     return assumed
 
 
@@ -165,7 +167,9 @@ def _words(value: Any) -> tuple[str, ...]:
     return tuple(word.strip() for word in words)
 
 
-def _with_vocabulary(model: Model, said: Mapping[str, Any], tp: int, assumed: list[str]) -> Model:
+def _with_vocabulary(
+    model: Model, said: Mapping[str, Any], tp: int, assumed: list[Assumption]
+) -> Model:
     """The model with another vocabulary size, padded where the run's framework pads it."""
     size = said.get("vocab_size")
     if size is None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.config.assumption import Assumption
 from memcalc.config.model import Model
 
 PARALLEL_SETTINGS = (
@@ -46,6 +47,6 @@ class Source:
 
     model: Model | None
     settings: Mapping[str, Any]
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
     unmodelled: tuple[str, ...] = ()
     accumulation: int | None = None

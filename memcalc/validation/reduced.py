@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from memcalc.config import Config
+from memcalc.config.assumption import Assumption
 
 
 def reduced(config: Config, copies: bool = True) -> Config:
@@ -47,7 +48,7 @@ def reduced(config: Config, copies: bool = True) -> Config:
         config,
         model=small,
         run=replace(run, seq_length=length, micro_batch_size=2, global_batch_size=None),
-        assumed=(f"a small layer of the same shape as {model.name}'s",),
+        assumed=(Assumption("model", None, f"a small layer of the same shape as {model.name}'s"),),
     )
 
 

@@ -12,6 +12,7 @@ from memcalc.analysis.layers import layer_entries
 from memcalc.analysis.segments import rounded
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.config import IMPLEMENTATIONS, Config, Implementation
+from memcalc.config.assumption import Assumption
 from memcalc.errors import UsageError, nearest
 from memcalc.progress import doing
 from memcalc.report import Column, Report
@@ -380,8 +381,7 @@ def _whose(config: Config, against: str) -> tuple[Config, str]:
     kernels = config.run.implementation
     if kernels.name.startswith("transformers-"):
         return config, "transformers" if against == "own" else against
-    said = f"implementation {kernels.name}"
-    assumed = said in config.assumed
+    assumed = Assumption("implementation", kernels.name) in config.assumed
     if against == "torch" and (assumed or kernels.name == "paper"):  # no framework has that layer
         return _with(
             config, replace(IMPLEMENTATIONS["torch"], attention=kernels.attention)
@@ -399,8 +399,9 @@ def _whose(config: Config, against: str) -> tuple[Config, str]:
 
 def _with(config: Config, kernels: Implementation) -> Config:
     """The config with an implementation that is assumed."""
-    old = f"implementation {config.run.implementation.name}"
-    assumed = (*(line for line in config.assumed if line != old), f"implementation {kernels.name}")
+    old = Assumption("implementation", config.run.implementation.name)
+    others = (each for each in config.assumed if each != old)
+    assumed = (*others, Assumption("implementation", kernels.name))
     return replace(config, run=replace(config.run, implementation=kernels), assumed=assumed)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from words import assumed
 
 import memcalc
 from memcalc.answers.warnings import warnings
@@ -87,7 +88,7 @@ def test_every_axis_that_is_split_is_named(model, tp, message):
 def test_what_nobody_said_is_assumed_and_listed():
     config = load("llama-3-70b")
     assert config.run.seq_length == 8192
-    assert config.assumed == (
+    assert tuple(assumed(config)) == (
         "sequence length 8192 (the model's context length)",
         "micro-batch size 1",
         "no tensor parallelism",

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared import CONFIGS
+from words import assumed
 
 from memcalc.config import load
 from memcalc.config.readers import hub, huggingface
@@ -87,7 +88,7 @@ class TestNumbers:
     def test_digits_in_quotes_are_a_number_and_listed(self):
         found = read("llama-3-8b", num_hidden_layers="32")
         assert found.model.layers == 32
-        assert "num_hidden_layers 32 (in quotes in the config)" in found.assumed
+        assert "num_hidden_layers 32 (in quotes in the config)" in assumed(found)
 
     @pytest.mark.parametrize("value", ["32.0", "-32", "1e3", "auto", "0x20", "", "9" * 13, "٣"])
     def test_no_other_text_is(self, value):
@@ -98,7 +99,7 @@ class TestNumbers:
         assert model("mistral-7b").sliding_window is None
         missing = without("mistral-7b", "sliding_window")
         assert missing.model.sliding_window == 4096
-        assert "sliding_window 4096 (the family's default)" in missing.assumed
+        assert "sliding_window 4096 (the family's default)" in assumed(missing)
 
     def test_a_null_query_rank_is_none_and_a_missing_one_is_the_familys(self):
         assert model("deepseek-v2-lite").q_lora_rank is None
@@ -358,7 +359,7 @@ def broken(draw):
 def test_a_broken_config_is_a_source_or_one_clear_line(config):
     try:
         found = huggingface.read(config, "x")
-        lines = [*found.assumed, *found.unmodelled]
+        lines = [*assumed(found), *found.unmodelled]
         assert found.model is not None
     except (ConfigError, InputError) as error:
         lines = [str(error)]

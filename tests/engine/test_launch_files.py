@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shared import python
+from words import assumed
 
 import memcalc
 from memcalc.answers.warnings import warnings
@@ -158,8 +159,8 @@ class TestScripts:
         assert (config.parallel.tp, config.parallel.pp, config.parallel.dp) == (8, 16, 1)
         assert (config.run.precision, config.run.global_batch_size) == ("fp16", 1536)
         assert memcalc.ledger(config).rows == memcalc.ledger(load("175b")).rows
-        assert "attention-dropout 0.1 (Megatron's default)" in config.assumed
-        assert "global batch size at the end of its ramp-up" in config.assumed
+        assert "attention-dropout 0.1 (Megatron's default)" in assumed(config)
+        assert "global batch size at the end of its ramp-up" in assumed(config)
 
     def test_mixtral_has_its_experts(self, script):
         config = script(MIXTRAL)
@@ -214,7 +215,7 @@ EOF
         assert (config.model.layers, config.model.hidden_size) == (12, 512)
         assert (config.parallel.tp, config.parallel.dp, config.run.seq_length) == (4, 4, 128)
         assert config.model.vocab_size == 128512  # 251 x 128 x 4
-        assert "vocabulary 128512 (128256 padded to a multiple of 512)" in config.assumed
+        assert "vocabulary 128512 (128256 padded to a multiple of 512)" in assumed(config)
         assert config.run.precision == "fp8"
 
     def test_arguments_in_one_string_that_is_evaluated_are_read(self, write):
@@ -243,7 +244,7 @@ EOF
     def test_without_a_precision_a_run_is_in_fp32(self, script):
         config = script(TOY.replace("--bf16", "--attention-backend unfused"))
         assert config.run.precision == "fp32"
-        assert "precision fp32 (Megatron's default)" in config.assumed
+        assert "precision fp32 (Megatron's default)" in assumed(config)
 
     @pytest.mark.parametrize(
         ("size", "said"),
@@ -447,7 +448,7 @@ class TestMegatronArguments:
         assert config.parallel.dp == 1
         assert (
             "data-parallel size 1 (the file's 4 GPUs are not a multiple of TP x PP x CP = 8)"
-            in config.assumed
+            in assumed(config)
         )
 
     def test_what_is_not_modelled_and_what_is_not_known_is_named(self, script):
@@ -621,7 +622,7 @@ class TestNeox:
         assert (run.micro_batch_size, run.global_batch_size, config.microbatches) == (4, 128, 32)
         assert (run.precision, run.policy.regions) == ("fp16", {"layer"})
         assert run.implementation.attention == "unfused"
-        assert "ZeRO stage 1 does not shard activations" in config.assumed
+        assert "ZeRO stage 1 does not shard activations" in assumed(config)
         assert not [line for line in warnings(config) if "not counted" not in line]
 
     def test_the_width_of_a_gated_mlp_is_a_third_of_what_is_written(self, write):
@@ -844,7 +845,7 @@ class TestRunFiles:
         config = load("llama-3-8b", path, dp=2, seq_length=64)
         assert (config.run.micro_batch_size, config.run.global_batch_size) == (4, 4 * 8 * 2)
         assert config.run.precision == "bf16"
-        assert "ZeRO stage 3 does not shard activations" in config.assumed
+        assert "ZeRO stage 3 does not shard activations" in assumed(config)
         assert not warnings(config)
 
     def test_accumulation_replaces_the_batch_of_the_models_own_run(self, write):
@@ -986,8 +987,8 @@ class TestRunFiles:
         assert (config.parallel.tp, config.run.seq_length) == (2, 128)
         assert (config.run.micro_batch_size, config.run.precision) == (4, "bf16")
         assert config.run.implementation.name == "megatron"
-        assert (
-            "only parallelism and run settings are read from run, not its model" in config.assumed
+        assert "only parallelism and run settings are read from run, not its model" in assumed(
+            config
         )
 
     def test_a_run_without_a_model_says_so_where_one_is_needed(self, write, memcalc):
@@ -1082,7 +1083,7 @@ def refusal(read, path):
         found = read(path)
     except (ConfigError, InputError) as error:
         return str(error)
-    return "".join([*found.assumed, *found.unmodelled])
+    return "".join([*assumed(found), *found.unmodelled])
 
 
 @pytest.mark.parametrize(

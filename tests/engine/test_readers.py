@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from words import assumed
 
 import memcalc
 from memcalc.answers.warnings import warnings
@@ -70,7 +71,7 @@ class TestHuggingFace:
     def test_gpt2_is_the_catalogues(self, write):
         config = load(write(GPT2))
         assert config.model.ffn_size == 4 * 768
-        assert "ffn_size 4 x hidden_size (missing in the config)" in config.assumed
+        assert "ffn_size 4 x hidden_size (missing in the config)" in assumed(config)
         assert memcalc.ledger(config, "exact").rows == memcalc.ledger(load("gpt2"), "exact").rows
 
     def test_a_folder_stands_for_its_config(self, write, tmp_path):
@@ -148,11 +149,11 @@ class TestHuggingFace:
         silent = {k: v for k, v in GPT2.items() if not k.endswith("pdrop")}
         config = load(write(silent))
         assert (config.model.attention_dropout, config.model.hidden_dropout) == (0.1, 0.1)
-        assert "resid_pdrop 0.1 (the family's default)" in config.assumed
+        assert "resid_pdrop 0.1 (the family's default)" in assumed(config)
         mistral = LLAMA_2_70B | {"model_type": "mistral", "num_key_value_heads": None}
         config = load(write(mistral))
         assert config.model.kv_heads == 8
-        assert "kv_heads 8 (the family's default)" in config.assumed
+        assert "kv_heads 8 (the family's default)" in assumed(config)
         assert (config.model.qkv_bias, config.model.proj_bias) == (False, False)
 
     def test_keys_that_nobody_knows_are_named(self, write):

@@ -3,6 +3,7 @@
 from math import ceil
 
 import pytest
+from words import assumed
 
 from memcalc.analysis.parameters import held, held_of_experts
 from memcalc.analysis.parameters import parameters as whole
@@ -13,6 +14,7 @@ from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Run, load
+from memcalc.config.assumption import Assumption
 from memcalc.config.merge import configure
 from memcalc.config.optimizers import ALL, OPTIMIZERS, Moments, Optimizer
 from memcalc.config.readers.megatron.model_args import read_yaml
@@ -387,7 +389,7 @@ def test_deepspeed_sums_gradients_in_the_weights_type(tmp_path, stage, precision
         assert (config.parallel.zero, config.parallel.sharder) == (stage, "deepspeed")
         assert config.run.main_grads == precision
         older = "bf16 gradients (as in DeepSpeed 0.18 and later)"
-        assert (older in config.assumed) == (precision == "bf16" and stage == 0)
+        assert (older in assumed(config)) == (precision == "bf16" and stage == 0)
 
 
 def test_a_type_of_gradients_that_is_said_is_heard(tmp_path):
@@ -407,14 +409,16 @@ def test_zero_2_and_3_alone_are_deepspeeds(tmp_path):
     for zero in (2, 3):
         config = load("llama-3-8b", dp=8, zero=zero)
         assert config.parallel.sharder == "deepspeed"
-        assert f"DeepSpeed's sharding (the default for ZeRO stage {zero})" in config.assumed
+        said = Assumption("sharder", "deepspeed", f"the default for ZeRO stage {zero}")
+        assert said in config.assumed
+        assert said.words == f"DeepSpeed's sharding (the default for ZeRO stage {zero})"
     assert load("llama-3-8b", dp=8, zero=1).parallel.sharder == "megatron"
     assert load("llama-3-8b", dp=8, sharder="megatron-fsdp").parallel.zero == 3
     file = tmp_path / "z0.json"
     file.write_text('{"zero_optimization": {"stage": 0}}')
     config = load("llama-3-8b", run=file, dp=8, zero=3)
     assert (config.parallel.zero, config.parallel.sharder) == (3, "deepspeed")
-    assert not any("sharder" in line for line in config.assumed)
+    assert not any(each.setting == "sharder" for each in config.assumed)
 
 
 class TestOverrides:

@@ -10,11 +10,13 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memcalc.config import fields
+from memcalc.config.assumption import Assumption
 from memcalc.config.source import Source
 from memcalc.errors import ConfigError, InputError
 from memcalc.lazy import resolve
@@ -88,9 +90,8 @@ def read_run(path: Path) -> Source:
     if source.model is None:
         return source
     ignored = f"only parallelism and run settings are read from {_name(path)}, not its model"
-    return Source(
-        None, source.settings, (*source.assumed, ignored), source.unmodelled, source.accumulation
-    )
+    assumed = (*source.assumed, Assumption("model", None, ignored))
+    return replace(source, model=None, assumed=assumed)
 
 
 def content(path: Path, where: str = "") -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.config.assumption import Assumption
 from memcalc.errors import ConfigError, InputError, nearest
 
 # The names of each fact; messages use the first.
@@ -72,13 +73,13 @@ class Content:
 
     Attributes:
         read: The keys that were read.
-        assumed: A line for each fact that the config does not give.
+        assumed: An assumption for each fact that the config does not give.
         unmodelled: A line for each fact that memcalc's ``Model`` cannot express.
 
     >>> said = Content({"n_layer": "12", "n_head": None}, {"heads": 8})
     >>> said.fact("layers"), said.fact("heads"), said.get("attn_pdrop", 0.1)
     (12, 8, 0.1)
-    >>> said.assumed
+    >>> [each.words for each in said.assumed]
     ['n_layer 12 (in quotes in the config)', "heads 8 (the family's default)"]
     """
 
@@ -86,7 +87,7 @@ class Content:
         self._content = content
         self._defaults = defaults
         self.read: set[str] = set()
-        self.assumed: list[str] = []
+        self.assumed: list[Assumption] = []
         self.unmodelled: list[str] = []
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -115,14 +116,14 @@ class Content:
             return values[0]
         default = self._defaults.get(fact)
         if default is not None:
-            self.assumed.append(f"{fact} {default} (the family's default)")
+            self.assumed.append(Assumption(fact, default, "the family's default"))
         return default
 
     def size(self, key: str, default: Any = None) -> Any:
         """A value; digits in quotes are read as a number."""
         value = self.get(key, default)
         if isinstance(value, str) and re.fullmatch("[0-9]{1,12}", value):
-            self.assumed.append(f"{key} {int(value)} (in quotes in the config)")
+            self.assumed.append(Assumption(key, int(value), "in quotes in the config"))
             return int(value)
         return value
 
@@ -136,7 +137,7 @@ class Content:
     def dropout(self, key: str, default: float) -> Any:
         """A dropout probability, with a line where the family's default is not 0."""
         if default and self.get(key) is None:
-            self.assumed.append(f"{key} {default} (the family's default)")
+            self.assumed.append(Assumption(key, default, "the family's default"))
         return self.get(key, default)
 
     def activation(self, known: Mapping[str, str], default: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.config import fields, pipeline
+from memcalc.config.assumption import Assumption
 from memcalc.config.model import Model
 from memcalc.config.readers import keys
 from memcalc.config.readers.hf_content import ALIASES, Content
@@ -179,7 +180,8 @@ def _width(said: Content, family: str, facts: dict[str, Any]) -> None:
     if facts["ffn_size"] is not None:
         return
     if family in FOUR_H:
-        said.assumed.append("ffn_size 4 x hidden_size (missing in the config)")
+        missing = Assumption("ffn_size", "4 x hidden_size", "missing in the config")
+        said.assumed.append(missing)
         return
     patterned = facts.get("moe_layers") is not None
     if facts.get("expert_ffn_size") is None or patterned:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memcalc.config.assumption import Assumption
 from memcalc.config.optimizers import NAMES
 from memcalc.config.readers.shell.marks import shown
 from memcalc.errors import ConfigError, InputError, nearest
@@ -120,10 +121,11 @@ def precision(content: Mapping[str, Any]) -> str | None:
     return next(iter(chosen), None)
 
 
-def zero(content: Mapping[str, Any]) -> list[str]:
+def zero(content: Mapping[str, Any]) -> list[Assumption]:
     """What is assumed of DeepSpeed's ``zero_optimization``, which shards no activations."""
     stage = section(content, "zero_optimization").get("stage")
-    return [f"ZeRO stage {str(stage)[:10]} does not shard activations"] if stage else []
+    why = f"ZeRO stage {str(stage)[:10]} does not shard activations"
+    return [Assumption("zero", None, why)] if stage else []
 
 
 def sharding(content: Mapping[str, Any]) -> dict[str, Any]:

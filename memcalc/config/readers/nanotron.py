@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.config import fields, pipeline
+from memcalc.config.assumption import Assumption
 from memcalc.config.model import Model
 from memcalc.config.readers import keys
 from memcalc.config.source import Source
@@ -61,15 +62,15 @@ def read(content: Mapping[str, Any], name: str) -> Source:
         return Source(None, settings, tuple(assumed), tuple(unmodelled), accumulation)
     config = keys.section(model, "model_config")
     if config.get("_attn_implementation") == "sdpa":
-        assumed.append("SDPA runs its flash kernel")
-    assumed.append("implementation megatron (the closest to nanotron's)")
+        assumed.append(Assumption("attention", None, "SDPA runs its flash kernel"))
+    assumed.append(Assumption("implementation", "megatron", "the closest to nanotron's"))
     settings["implementation"] = "megatron"
     unmodelled += keys.lines(config, {}, MODEL)
     found = _model(config, name, _vocabulary(model, config, settings, assumed), unmodelled)
     return Source(found, settings, tuple(assumed), tuple(unmodelled), accumulation)
 
 
-def _zero(content: Mapping[str, Any]) -> list[str]:
+def _zero(content: Mapping[str, Any]) -> list[Assumption]:
     stage = keys.section(content, "optimizer").get("zero_stage")
     return keys.zero({"zero_optimization": {"stage": stage}})
 
@@ -190,7 +191,7 @@ def _vocabulary(
     model: Mapping[str, Any],
     config: Mapping[str, Any],
     settings: Mapping[str, Any],
-    assumed: list[str],
+    assumed: list[Assumption],
 ) -> int | None:
     size = keys.count(config, "vocab_size")
     if size is None:

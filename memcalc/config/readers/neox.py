@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.config import fields
+from memcalc.config.assumption import Assumption
 from memcalc.config.model import Model
 from memcalc.config.readers import deepspeed, keys
 from memcalc.config.readers.shell.marks import shown
@@ -143,7 +144,7 @@ def _recompute(said: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]
     return {"recompute": "full"}
 
 
-def _model(said: Mapping[str, Any], name: str, tp: int, assumed: list[str]) -> Model:
+def _model(said: Mapping[str, Any], name: str, tp: int, assumed: list[Assumption]) -> Model:
     sizes = {size: keys.count(said, size) for size in SIZES}
     for size, value in sizes.items():
         if value is None or value < 1:
@@ -192,7 +193,7 @@ def _block(said: Mapping[str, Any]) -> str:
     return "parallel" if keys.flag(said, "gpt_j_tied") else "parallel_two_norms"
 
 
-def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[str]) -> int:
+def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[Assumption]) -> int:
     """The MLP's width: for a gated MLP a third of ``intermediate_size``, rounded up.
 
     gpt-neox takes two thirds of the width for a gated MLP, and half of that each for the gate and
@@ -210,7 +211,7 @@ def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[
         written = int(factor * hidden)
     if written is None:
         written = 4 * hidden
-        assumed.append("intermediate_size 4 x hidden_size (gpt-neox's default)")
+        assumed.append(Assumption("intermediate_size", "4 x hidden_size", "gpt-neox's default"))
     if written < 1:
         raise ConfigError(f"intermediate_size must be at least 1, not {written}")
     if activation not in ("swiglu", "geglu") or said.get("mlp_type") == "llama":
@@ -219,18 +220,19 @@ def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[
     if multiple < 1:
         raise ConfigError(f"mlp_multiple_of must be at least 1, not {multiple}")
     width = -(-(2 * written // 3 // 2) // multiple) * multiple
-    assumed.append(f"ffn_size {width} (a third of {written}, as for gpt-neox's gated MLP)")
+    why = f"a third of {written}, as for gpt-neox's gated MLP"
+    assumed.append(Assumption("ffn_size", width, why))
     return width
 
 
-def _dropout(said: Mapping[str, Any], key: str, assumed: list[str]) -> Any:
+def _dropout(said: Mapping[str, Any], key: str, assumed: list[Assumption]) -> Any:
     if key in said:
         return said[key]
-    assumed.append(f"{key} 0 (gpt-neox's default)")
+    assumed.append(Assumption(key, 0, "gpt-neox's default"))
     return 0.0
 
 
-def _vocabulary(said: Mapping[str, Any], tp: int, assumed: list[str]) -> int | None:
+def _vocabulary(said: Mapping[str, Any], tp: int, assumed: list[Assumption]) -> int | None:
     padded, size = keys.count(said, "padded_vocab_size"), keys.count(said, "vocab_size")
     if padded is not None or size is None:
         return padded
@@ -244,10 +246,11 @@ def _vocab_multiple(said: Mapping[str, Any]) -> int:
 
 
 def _kernels(
-    said: Mapping[str, Any], model: Model, assumed: list[str], unmodelled: list[str]
+    said: Mapping[str, Any], model: Model, assumed: list[Assumption], unmodelled: list[str]
 ) -> dict[str, Any]:
     """The implementation closest to gpt-neox's, with the file's attention."""
-    assumed.append("implementation megatron-local (the closest to gpt-neox's)")
+    why = "the closest to gpt-neox's"
+    assumed.append(Assumption("implementation", "megatron-local", why))
     kinds = _attentions(said.get("attention_config", [[["global"], 1]]))
     if model.gated:
         unmodelled.append(

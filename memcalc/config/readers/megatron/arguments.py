@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from memcalc.config.assumption import Assumption
 from memcalc.config.readers.keys import listed
 from memcalc.config.readers.shell.marks import opened
 from memcalc.errors import ConfigError, InputError, nearest
@@ -22,7 +23,7 @@ class Arguments:
 
     words: Mapping[str, Sequence[str]]
     loose: Sequence[str] = ()  # open values that may hold further arguments
-    assumed: list[str] = field(default_factory=list)
+    assumed: list[Assumption] = field(default_factory=list)
     unmodelled: list[str] = field(default_factory=list)
 
     def text(self, name: str) -> str | None:
@@ -83,7 +84,7 @@ class Arguments:
         """A value, or Megatron's default, which is listed as assumed."""
         if value is not None:
             return value
-        self.assumed.append(f"{fact} {default} (Megatron's default)")
+        self.assumed.append(Assumption(fact, default, "Megatron's default"))
         return default
 
     def closed(self, name: str, values: Iterable[str]) -> None:

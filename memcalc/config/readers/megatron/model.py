@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from memcalc.config import fields, pipeline
+from memcalc.config.assumption import Assumption
 from memcalc.config.model import Model
 from memcalc.config.readers.keys import listed
 from memcalc.config.readers.megatron.arguments import Arguments
@@ -82,7 +83,7 @@ def _widths(said: Arguments, hidden: int) -> dict[str, Any]:
     if width is None:
         gated = chosen == ["swiglu"]
         width = 8 * hidden // 192 * 64 if gated else 4 * hidden
-        said.assumed.append(f"ffn_size {width} (Megatron's default)")
+        said.assumed.append(Assumption("ffn_size", width, "Megatron's default"))
     return {"activation": ACTIVATIONS[chosen[0]] if chosen else "gelu", "ffn_size": width}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.config import fields, pipeline
+from memcalc.config.assumption import Assumption
 from memcalc.config.readers.megatron.arguments import Arguments
 from memcalc.config.readers.megatron.names import CONTEXT_KINDS
 from memcalc.errors import ConfigError
@@ -26,10 +27,8 @@ def parallel(said: Arguments, world: int | None) -> dict[str, Any]:
     if world and size > 0 and world % size == 0:
         settings["dp"] = world // size
     elif world:
-        said.assumed.append(
-            f"data-parallel size 1 (the file's {world} GPUs are not a multiple of TP x PP x CP = "
-            f"{size})"
-        )
+        why = f"the file's {world} GPUs are not a multiple of TP x PP x CP = {size}"
+        said.assumed.append(Assumption("dp", 1, why))
     return settings
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memcalc.config.assumption import Assumption
 from memcalc.config.environment import Environment
 from memcalc.config.implementation import IMPLEMENTATIONS as KERNELS
 from memcalc.config.readers.megatron.arguments import Arguments
@@ -15,7 +16,8 @@ def run(said: Arguments) -> dict[str, Any]:
     if said.flag("bf16") and said.flag("fp16"):
         raise ConfigError("--bf16 and --fp16 are mutually exclusive")
     if "rampup-batch-size" in said.words:
-        said.assumed.append("global batch size at the end of its ramp-up")
+        why = "global batch size at the end of its ramp-up"
+        said.assumed.append(Assumption("global_batch_size", None, why))
     precision = next((name for name in ("bf16", "fp16") if said.flag(name)), None)
     if said.text("fp8-format"):
         precision = "fp8"
