@@ -1,4 +1,4 @@
-"""What nobody said and memcalc assumed, as records, and their words."""
+"""Assumptions, as records: settings that the input does not give, and the words for them."""
 
 from typing import Any, NamedTuple
 
