@@ -296,7 +296,7 @@ def _formula(config: Recurrent) -> Report:
 
 
 def _kernel_notes(config: Recurrent) -> tuple[str, ...]:
-    return (f"kernels: {config.kernels} ({KERNELS[config.kernels]})",)
+    return (f"kernels: {config.kernels} ({KERNELS[config.kernels].summary})",)
 
 
 def _cells(config: Recurrent) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TypeAlias
 
-from memcalc.config.recurrent import Recurrent
+from memcalc.config.recurrent import KERNELS, Recurrent
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis, Mesh, Size
@@ -82,7 +82,7 @@ def rnn_graph(
                 x = ops.time_step(g, f"step{step + 1}_input", inputs)
                 for number, layer in enumerate(layers):
                     name = f"{layer}_step{step + 1}"
-                    fused = config.kernels == "torch-cuda"
+                    fused = KERNELS[config.kernels].fused
                     states[number] = cell(g, name, x, states[number], fused, step > 0)
                     x = states[number][0]
     return g

@@ -12,11 +12,15 @@ from memcalc.cli.extras import installed
 from memcalc.cli.names import as_option
 from memcalc.cli.options import CHOICES, KERNELS, SHOW, options
 from memcalc.cli.show import show, warn, write
-from memcalc.config import load
+from memcalc.config import IMPLEMENTATIONS, load
 from memcalc.lazy import resolve
 from memcalc.progress import progress
 
-FROM = ("own", "transformers")
+# Whose model -> the answer, and whether it loads the model itself.
+FROM = {
+    "own": ("memcalc.validation.derive:derive_layer", False),
+    "transformers": ("memcalc.validation.derive:derive_model", True),
+}
 AGAINST = ("ledger",)
 DEVICES = ("cuda", "cpu")
 SIZES = ("run", "seq_length", "micro_batch_size", "tp")
@@ -145,22 +149,23 @@ def _derived(
     if FACTORY.fullmatch(target) and not os.path.exists(target):
         if given or source or against:
             raise click.UsageError("a factory TARGET takes only --symbols, --at and --device")
-        answer = resolve("memcalc.validation.derive:derive_target")
-        return answer(target, symbols or {}, at or {}, device or "cuda")
+        made = resolve("memcalc.validation.derive:derive_target")
+        return made(target, symbols or {}, at or {}, device or "cuda")
     if symbols or at or device:
         raise click.UsageError(
             "--symbols, --at and --device need a factory TARGET (package.module:factory)"
         )
-    implied = str(given.get("implementation", "")).startswith("transformers-")
-    if source == "transformers" or (source is None and implied):
+    implied = IMPLEMENTATIONS[given.get("implementation", "megatron")].maker.layers
+    answer, whole = FROM[source or implied]
+    if whole:
         beside = sorted(set(given) & {"run", "tp", "sp", *CHOICES})
         if beside:
             raise click.UsageError(
                 "--from transformers derives one rank without recomputation; drop "
                 f"{as_option(beside[0])}"
             )
-        return resolve("memcalc.validation.derive:derive_model")(target, against, **given)
-    return resolve("memcalc.validation.derive:derive_layer")(load(target, **settings), against)
+        return resolve(answer)(target, against, **given)
+    return resolve(answer)(load(target, **settings), against)
 
 
 def _name(row: dict[str, Any]) -> str:

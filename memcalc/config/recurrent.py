@@ -2,15 +2,32 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memcalc.config import fields
 from memcalc.config.run import PRECISION_BYTES
 
 CELLS = ("vanilla", "gru", "lstm")
 PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+class Kernels(NamedTuple):
+    """Which kernels run a recurrent cell.
+
+    Attributes:
+        summary: What they are, in a line.
+        fused: Whether a cell behind its GEMMs is one kernel, which also keeps its inputs.
+    """
+
+    summary: str
+    fused: bool
+
+
 KERNELS = {
-    "torch-cpu": "PyTorch's cells, operation by operation, as on a CPU",
-    "torch-cuda": "PyTorch's fused CUDA cells, which also keep their inputs; not cuDNN's",
+    "torch-cpu": Kernels("PyTorch's cells, operation by operation, as on a CPU", fused=False),
+    "torch-cuda": Kernels(
+        "PyTorch's fused CUDA cells, which also keep their inputs; not cuDNN's", fused=True
+    ),
 }
 
 

@@ -26,6 +26,11 @@ class Framework(NamedTuple):
             allocator stay unsplit.
         clamps_fp16: Whether its T5 clamps hidden states in fp16.
         whole_models: Whether it builds whole models from a ``config.json``.
+        layers: Whose layers run for its own where none are named: a word of ``validate --against``
+            and of ``derive --from``.
+        built: Whether its layers can be built today.
+        local_spec: Whether Megatron-core's local layer spec is one of its own.
+        dtensor: Whether its layers are plain modules that DTensor shards.
         attentions: The implementation of each attention kernel, where an implementation is named
             after its kernel; else nothing.
         sharded_as: The implementation as which its tensors are sharded under tensor parallelism,
@@ -44,6 +49,10 @@ class Framework(NamedTuple):
     known_order: bool
     clamps_fp16: bool
     whole_models: bool
+    layers: str
+    built: bool
+    local_spec: bool
+    dtensor: bool
     attentions: Mapping[str, str]
     sharded_as: str
     lasting: str

@@ -18,13 +18,14 @@ from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.answers.warnings import warnings
 from memcalc.config import IMPLEMENTATIONS, Config, Run, catalog
 from memcalc.errors import ConfigError, InputError, UsageError, nearest
+from memcalc.frameworks import FRAMEWORKS
 from memcalc.progress import doing
 from memcalc.report import Column, Report
 from memcalc.validation import beside, families, hugging_face, whole
 from memcalc.validation.derivation import Derived, derive, total
 from memcalc.validation.forms import forms, how
+from memcalc.validation.require import require, require_precision
 from memcalc.validation.symbolic_layer import derived_layer
-from memcalc.validation.validate import require, require_precision
 from memcalc.validation.valueless import error_text, warned
 
 AGAINST = ("ledger",)
@@ -47,7 +48,7 @@ def derive_layer(config: Config, against: str | None = None) -> Report:
     b*h*s*(34 + 16/h)/t
     """
     _require_against(against)
-    if config.run.implementation.name.startswith("transformers-"):
+    if config.run.implementation.maker.whole_models:
         raise UsageError(
             f"--implementation {config.run.implementation.name} needs --from transformers"
         )
@@ -126,14 +127,14 @@ def _derived_model(
     except hugging_face.NoAttentionError:
         if asked:
             raise
-    theirs = _Theirs.of(target, {**settings, "implementation": "transformers-eager"})
+    theirs = _Theirs.of(target, {**settings, "implementation": _KERNELS["unfused"]})
     assumed = "assumed: eager attention, as the family has no sdpa attention"
     theirs = theirs._replace(notes=(assumed, *theirs.notes))
     return theirs, *whole.derived_model(theirs.content, theirs.run)
 
 
 # --attention -> the implementation of Hugging Face's that has it.
-_KERNELS = {"flash": "transformers-sdpa", "unfused": "transformers-eager"}
+_KERNELS = FRAMEWORKS["transformers"].attentions
 
 
 class _Theirs(NamedTuple):
@@ -152,7 +153,7 @@ class _Theirs(NamedTuple):
         asked = given.setdefault("implementation", usual)
         if "attention" in settings and settings["attention"] and asked != usual:
             raise UsageError(f"--attention {settings['attention']} needs --implementation {usual}")
-        if not str(asked).startswith("transformers-"):
+        if asked not in IMPLEMENTATIONS or not IMPLEMENTATIONS[asked].maker.whole_models:
             raise UsageError(
                 "--from transformers needs --implementation transformers-eager or "
                 f"transformers-sdpa, not {asked}"

@@ -33,15 +33,15 @@ def require(config: Config) -> None:
     Raises:
         UsageError: With what to choose instead.
     """
-    name, model, t = config.run.implementation.name, config.model, config.parallel.tp
-    if name != "torch":
-        raise UsageError(f"--against torch needs --implementation torch, not {name}")
+    implementation, model, t = config.run.implementation, config.model, config.parallel.tp
+    if not implementation.maker.dtensor:
+        raise UsageError(f"--against torch needs --implementation torch, not {implementation.name}")
     if model.kv_heads < t:
         raise UsageError(
             f"--against torch needs --tp of at most {model.kv_heads}, not {t}: DTensor does not "
             "replicate key-value heads"
         )
-    if model.kv_heads != model.heads and config.run.implementation.attention == "unfused":
+    if model.kv_heads != model.heads and implementation.attention == "unfused":
         raise UsageError("--against torch needs --attention flash for a model with GQA")
 
 

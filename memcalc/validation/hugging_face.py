@@ -199,7 +199,7 @@ def layer_of(config: Config) -> HuggingFaceLayer:
 
 def cuda_kernels(run: Run) -> AbstractContextManager[Any]:
     """The stand-ins for CUDA's kernels, if the implementation is Hugging Face's."""
-    if run.implementation.name.startswith("transformers-"):
+    if run.implementation.maker.whole_models:
         return CudaKernels(run.implementation.rng_bytes)
     return nullcontext()
 

@@ -131,8 +131,9 @@ def require(config: Config) -> None:
     Raises:
         UsageError: With what to choose instead.
     """
-    name, model = config.run.implementation.name, config.model
-    if name not in ("paper", "megatron-local") or config.run.implementation.attention == "flash":
+    implementation, model = config.run.implementation, config.model
+    local = implementation.maker.local_spec and not implementation.transformer_engine
+    if not local or implementation.attention == "flash":
         raise UsageError(
             "--against megatron needs --implementation paper or megatron-local, and --attention "
             "unfused"

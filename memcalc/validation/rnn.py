@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from memcalc.config.recurrent import Recurrent
+from memcalc.config.recurrent import KERNELS, Recurrent
 from memcalc.validation.kernels import State, fused_gru, fused_lstm
 from memcalc.validation.modules import TYPES
 
@@ -80,7 +80,7 @@ class Cell(nn.Module):
 
         self.weight_ih, self.weight_hh = drawn(rows, inputs), drawn(rows, hidden)
         self.bias_ih, self.bias_hh = drawn(rows), drawn(rows)
-        self.fused = config.kernels == "torch-cuda" and cell in FUSED
+        self.fused = KERNELS[config.kernels].fused and cell in FUSED
         self.step = FUSED[cell] if self.fused else CHAINS[cell]
 
     def forward(self, x: Tensor, *state: Tensor) -> State:

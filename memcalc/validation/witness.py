@@ -1,11 +1,10 @@
 """One rank's measurement of a layer, matched with the ledger."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from memcalc.analysis import flops
@@ -13,11 +12,12 @@ from memcalc.analysis.activations import counted, kept, total
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph
-from memcalc.validation import cuda, dtensor, families, hugging_face, match, megatron
+from memcalc.validation import cuda
+from memcalc.validation.against import AGAINST
 from memcalc.validation.gradients import gradient_error
 from memcalc.validation.kernels import FLASH_RNG_BYTES
 from memcalc.validation.match import Tie, tie
-from memcalc.validation.measure import Measured, measure, peak_bytes
+from memcalc.validation.measure import Measured, peak_bytes
 from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
 
 DEPTHS = (2, 3)  # numbers of layers, whose peaks differ by the bytes of one layer
@@ -66,14 +66,15 @@ def observe(rank: int, config: Config, device: str, against: str = "own") -> Fin
     graph = layer_graph(config)
     entries = counted(kept(graph, config.run.policy), "exact")
     place = Place(device, TYPES[config.run.precision], parallel.tp, rank, parallel.sp)
-    measured, operations, modules = LAYERS[against](config, place)
+    layer = AGAINST[against]
+    measured, operations, modules = layer.measured(config, place)
     # the own layer's modules have the names of the ledger's operations
-    known = frozenset(op.name for op in graph.ops) if against == "own" else frozenset()
+    known = frozenset(op.name for op in graph.ops) if layer.own else frozenset()
     ties = tie(graph, entries, measured.stored, operations, modules, known)
     finding = Finding(ties, measured, total(entries))
-    if device == "cpu" and parallel.tp > 1 and against in BUILT:
-        finding = finding._replace(gradient_error=gradient_error(rank, config, BUILT[against]))
-    if against != "own":
+    if device == "cpu" and parallel.tp > 1 and layer.build:
+        finding = finding._replace(gradient_error=gradient_error(rank, config, layer.build))
+    if not layer.own:
         return finding
     # real collectives free their tensors at any time, which changes the peak
     steady = device == "meta" or parallel.tp == 1
@@ -96,55 +97,6 @@ def as_on(config: Config, device: str) -> Config:
     if device == "cuda":
         kernels = replace(kernels, rng_bytes=FLASH_RNG_BYTES)
     return replace(config, run=replace(config.run, implementation=kernels))
-
-
-Names = Mapping[str, str]
-Found = tuple[Measured, Names, Names]
-
-
-def _own(config: Config, place: Place) -> Found:
-    layer, x = Layer(config, place), hidden_state(config, place)
-    allocated = None
-    if place.device == "cuda":
-        layer(x).sum().backward()  # libraries allocate their workspaces on first use
-        layer.zero_grad()
-        x.grad = None
-        cuda.settle()
-        allocated = torch.cuda.memory_allocated
-    return measure(layer, x, allocated=allocated), match.OPERATIONS, match.NO_NAMES
-
-
-def _megatron(config: Config, place: Place) -> Found:
-    x = hidden_state(config, place)
-    with megatron.groups(place):
-        measured = measure(megatron.MegatronLayer(config, place), x)
-    return measured, megatron.OPERATIONS, megatron.MODULES
-
-
-def _transformers(config: Config, place: Place) -> Found:
-    x = hidden_state(config, place).transpose(0, 1).contiguous()
-    names = families.parts(hugging_face.family(config))
-    return measure(hugging_face.layer_of(config), x), names, names
-
-
-def _torch(config: Config, place: Place) -> Found:
-    measured = measure(dtensor.TorchLayer(config, place), hidden_state(config, place))
-    return measured, dtensor.OPERATIONS, dtensor.MODULES
-
-
-# The layers that can run.
-LAYERS: dict[str, Callable[[Config, Place], Found]] = {
-    "own": _own,
-    "megatron": _megatron,
-    "torch": _torch,
-    "transformers": _transformers,
-}
-
-# Those whose weights every rank draws alike, so that gradients can be compared.
-BUILT: dict[str, Callable[[Config, Place], nn.Module]] = {
-    "own": Layer,
-    "torch": dtensor.TorchLayer,
-}
 
 
 def _chain(config: Config, place: Place, depth: int) -> tuple[list[Layer], Tensor]:

@@ -32,7 +32,17 @@ from memcalc.config.environment import expandable
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
 from memcalc.units import format_bytes
-from memcalc.validation import allocator, cuda, gradients, kernels, megatron, ranks, room, witness
+from memcalc.validation import (
+    allocator,
+    cuda,
+    findings,
+    gradients,
+    kernels,
+    megatron,
+    ranks,
+    room,
+    witness,
+)
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.hugging_face import HuggingFaceLayer
@@ -632,7 +642,7 @@ class TestRanks:
     @pytest.mark.parametrize("error", [0.5, float("nan")])
     def test_wrong_gradients_are_a_failure(self, error):
         found = observe(0, small_config(0.0, "fp32", False, 4, "paper-gelu"), "cpu")
-        (line,) = module._failures(0, found._replace(gradient_error=error))
+        (line,) = findings.failures_of(0, found._replace(gradient_error=error))
         assert line == f"rank 0: gradients differ from the unsharded layer's by {error:.1g}"
 
     def test_a_gradient_that_is_no_number_is_the_largest_error(self, monkeypatch):
@@ -1013,7 +1023,7 @@ class TestCuda:
         counts = iter([0, sum(rounded(size) for size in sizes) + allocated])
         found = witness.observe(0, config, "meta")
         measured = measure(layer, x, allocated=lambda: next(counts))
-        failures = module._failures(0, found._replace(measured=measured))
+        failures = findings.failures_of(0, found._replace(measured=measured))
         assert len(failures) == (allocated > 0)
         assert all("the allocator counts" in line for line in failures)
 
@@ -1129,7 +1139,7 @@ def test_what_no_module_is_written_for_is_refused():
 
 def test_the_command_knows_the_devices():
     assert cli_module.DEVICES == module.DEVICES
-    assert cli_module.AGAINST == module.AGAINST
+    assert tuple(module.AGAINST) == cli_module.AGAINST
 
 
 def test_without_torch_the_extra_is_named(memcalc, monkeypatch):
