@@ -52,7 +52,7 @@ def model(name: str) -> Report:
     """
     config = load(name)
     found = config.model
-    facts = {each.name: getattr(found, each.name) for each in fields(Model)}
+    facts = {each.name: getattr(found, each.name) for each in fields(Model) if each.compare}
     facts = {key: value for key, value in facts.items() if value is not None}
     layers = ", ".join(f"{count} {kind}" for kind, count in kinds(config).items())
     facts = {"name": facts.pop("name"), "kinds of layers": layers, **facts}

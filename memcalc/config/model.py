@@ -1,6 +1,6 @@
 """What a model is: its sizes and the kinds of its parts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.config import fields, pipeline
@@ -122,6 +122,8 @@ class Model:
         hidden_dropout: The dropout probability of the attention's and the MLP's output.
         embedding_dropout: The dropout probability of the embedding.
         source: Where the facts were seen.
+        family: Its family in transformers (``model_type``), or None where it is unknown. Two models
+            that differ in it alone are equal.
 
     Raises:
         ConfigError: A value is out of its bounds, or two contradict each other.
@@ -195,11 +197,14 @@ class Model:
     hidden_dropout: float = 0.0
     embedding_dropout: float = 0.0
     source: str = ""
+    family: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         fields.settle(self)
         fields.text("name", self.name)
         fields.text("source", self.source)
+        if self.family is not None:
+            fields.text("family", self.family)
         fields.whole("layers", self.layers, pipeline.MOST)
         fields.whole("hidden_size", self.hidden_size, 2**24)
         fields.whole("heads", self.heads, 2**20)

@@ -9,13 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from importlib import import_module
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from memcalc.blocks.layer import masked, usual_kind
 from memcalc.config import Config, Model, Run
+from memcalc.config import families as records
+from memcalc.config.families.record import Remaining
 from memcalc.config.readers import huggingface
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.validation.families import FAMILIES, as_config
@@ -27,37 +29,19 @@ class NoAttentionError(UsageError):
     """A family does not have this attention in transformers."""
 
 
-class Remaining(NamedTuple):
-    """How a family's layer differs from the exact ledger.
-
-    Attributes:
-        bytes: The bytes that the layer saves and the ledger does not have; None if transformers has
-            no such layer.
-        cause: The reason.
-    """
-
-    bytes: int | None
-    cause: str
-
-
 FP32_ALWAYS = "_keep_in_fp32_modules_strict"  # transformers' name for parameters that stay fp32
-
-_INDICES = Remaining(
-    16, "two int64 indices, with which it takes key and value from one GEMM's output"
-)
 
 # By family and implementation; all other layers of the catalogue's families equal the ledger.
 REMAINING: dict[tuple[str, str], Remaining] = {
-    ("falcon", "transformers-eager"): _INDICES,
-    ("falcon", "transformers-sdpa"): _INDICES,
-    ("bloom", "transformers-sdpa"): Remaining(None, "its class supports only eager attention"),
-    ("gemma2", "transformers-sdpa"): Remaining(None, "sdpa has no soft cap of the scores"),
-    ("gpt_oss", "transformers-sdpa"): Remaining(None, "sdpa has no attention sinks"),
+    (name, implementation): remaining
+    for name, each in FAMILIES.items()
+    for implementation, remaining in each.remaining.items()
 }
 
 # Attributes of a model that do not change its layers.
 _BESIDE_LAYERS = (
-    *("name", "source", "layers", "vocab_size", "max_seq_length", "embedding_norm", "final_norm"),
+    *("name", "source", "family", "layers", "vocab_size", "max_seq_length"),
+    *("embedding_norm", "final_norm"),
     *("token_types", "head_transform", "head_bias", "tied_embeddings", "embedding_dropout"),
     *("final_softcap", "mtp_layers", "window_layers", "moe_layers"),
     *("image_size", "patch_size", "image_channels", "classes"),
@@ -65,12 +49,17 @@ _BESIDE_LAYERS = (
 
 
 def family(config: Config) -> str:
-    """The family whose layer a model has, or the nearest one.
+    """The family whose layer a model has: that which it names, or the nearest one.
 
     >>> from memcalc.config import load
     >>> family(load("22b")), family(load("llama-3-8b")), family(load("kimi-k2"))
     ('gpt2', 'llama', 'deepseek_v3')
     """
+    known = config.model.family or ""
+    if known in records.FAMILIES:
+        known = records.FAMILIES[known].built_as or known
+    if known in FAMILIES:
+        return known
     found = {name: _differences(name, config) for name in FAMILIES}
     return min(found, key=lambda name: (len(_that_matter(found[name], config)), len(found[name])))
 

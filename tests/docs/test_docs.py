@@ -14,7 +14,7 @@ from memcalc.checks.claims import claims
 from memcalc.cli.main import COMMANDS
 from memcalc.cli.names import ALIASES
 from memcalc.config import catalog, gpus
-from memcalc.config.readers.hf_families import FAMILIES
+from memcalc.config.families import FAMILIES
 from memcalc.config.readers.megatron.names import UNMODELLED, UNMODELLED_VALUES, is_read
 from memcalc.graph import ops
 from memcalc.lazy import resolve

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,10 @@ from shared import CONFIGS
 from words import assumed
 
 from memcalc.config import load
+from memcalc.config.families import FAMILIES
+from memcalc.config.families.content import ALIASES
 from memcalc.config.readers import hub, huggingface
-from memcalc.config.readers.hf_families import DEFAULTS, FAMILIES, FOUR_H
-from memcalc.config.readers.huggingface import ALIASES, ARCHITECTURES, REFUSED
+from memcalc.config.readers.huggingface import REFUSED
 from memcalc.errors import ConfigError, InputError, MemcalcError, UsageError
 
 
@@ -29,10 +31,17 @@ def without(name, *keys):
     return huggingface.read(content, name)
 
 
-def test_every_table_names_families_that_are_read():
-    read_families = FAMILIES.keys()
-    assert read_families >= DEFAULTS.keys() | set(FOUR_H) | set(ARCHITECTURES.values())
-    assert not read_families & REFUSED.keys()
+def test_no_family_is_both_read_and_refused_and_no_architecture_is_of_two():
+    assert not FAMILIES.keys() & REFUSED.keys()
+    architectures = [name for family in FAMILIES.values() for name in family.architectures]
+    assert len(architectures) == len(set(architectures))
+
+
+def test_a_model_remembers_its_family_which_changes_neither_equality_nor_print():
+    found = model("mistral-7b")
+    assert found.family == "mistral"
+    unknown = replace(found, family=None)
+    assert (found, hash(found), repr(found)) == (unknown, hash(unknown), repr(unknown))
 
 
 class TestNames:

@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from memcalc.analysis.parameters import parameters
 from memcalc.config import Model, catalog, load
+from memcalc.config.families import FAMILIES
 from memcalc.config.readers import huggingface
-from memcalc.config.readers.hf_families import FAMILIES
 
 PAPER = ("22b", "175b", "530b", "1t")
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from memcalc.config import fields, pipeline
 from memcalc.config.assumption import Assumption
+from memcalc.config.families import FAMILIES
+from memcalc.config.families.content import ALIASES, Content
 from memcalc.config.model import Model
 from memcalc.config.readers import keys
-from memcalc.config.readers.hf_content import ALIASES, Content
-from memcalc.config.readers.hf_families import DEFAULTS, FAMILIES, FOUR_H
 from memcalc.config.source import Source
 from memcalc.errors import InputError, nearest
 
@@ -53,44 +53,6 @@ NAMES = ("model_type", "architectures", "_name_or_path")
 # Sections that hold the language model in configs of models with several parts.
 _PARTS = ("thinker_config", "text_config")
 
-ARCHITECTURES = {
-    "BertForMaskedLM": "bert",
-    "BertModel": "bert",
-    "BloomForCausalLM": "bloom",
-    "CohereForCausalLM": "cohere",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "FalconForCausalLM": "falcon",
-    "GPT2LMHeadModel": "gpt2",
-    "GPT2Model": "gpt2",
-    "GPTBigCodeForCausalLM": "gpt_bigcode",
-    "GPTNeoForCausalLM": "gpt_neo",
-    "GPTNeoXForCausalLM": "gpt_neox",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "GemmaForCausalLM": "gemma",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "GptOssForCausalLM": "gpt_oss",
-    "GraniteForCausalLM": "granite",
-    "LlamaForCausalLM": "llama",
-    "LlamaModel": "llama",
-    "MT5ForConditionalGeneration": "mt5",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "OPTForCausalLM": "opt",
-    "Phi3ForCausalLM": "phi3",
-    "PhiForCausalLM": "phi",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Starcoder2ForCausalLM": "starcoder2",
-    "T5ForConditionalGeneration": "t5",
-    "ViTForImageClassification": "vit",
-    "ViTModel": "vit",
-}
-
 # Families that Model cannot express, each with what is missing.
 REFUSED = {
     "dbrx": "its sizes are in attn_config and ffn_config, and its norms have no bias",
@@ -119,13 +81,15 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     """
     text, lines = _language_model(content)
     family = _family(text)
-    said = Content(text, DEFAULTS.get(family, {}))
-    facts = {**_sizes(said), **FAMILIES[family](said)}
+    record = FAMILIES[family]
+    said = Content(text, record.defaults)
+    facts = {**_sizes(said), **record.read(said)}
     if not facts.get("experts"):
         facts = {fact: value for fact, value in facts.items() if fact not in _OF_EXPERTS}
     _width(said, family, facts)
     model = Model(
         name=_name(content, name),
+        family=family,
         source=f"Hugging Face config.json, model_type {family}",
         **{fact: value for fact, value in facts.items() if value is not None},
     )
@@ -179,7 +143,7 @@ def _width(said: Content, family: str, facts: dict[str, Any]) -> None:
     """Fill in the MLP's width where the family has a rule for it, and require it elsewhere."""
     if facts["ffn_size"] is not None:
         return
-    if family in FOUR_H:
+    if FAMILIES[family].four_h:
         missing = Assumption("ffn_size", "4 x hidden_size", "missing in the config")
         said.assumed.append(missing)
         return
@@ -198,14 +162,15 @@ def _family(content: Mapping[str, Any]) -> str:
     if family is None:
         architectures = content.get("architectures")
         first = architectures[0] if isinstance(architectures, list) and architectures else None
-        family = ARCHITECTURES.get(first, first) if isinstance(first, str) else None
+        ours = (name for name, each in FAMILIES.items() if first in each.architectures)
+        family = next(ours, first)
     if not isinstance(family, str):
         raise InputError("the config names no model family: model_type is missing")
     if family in REFUSED:
         raise InputError(f"model_type {family!r} is not modelled: {REFUSED[family]}")
     if family not in FAMILIES:
         raise InputError(
-            f"model_type {family[:40]!r} is not modelled; {nearest(family[:40], FAMILIES)}"
+            f"model_type {family[:40]!r} is not modelled; {nearest(family[:40], sorted(FAMILIES))}"
         )
     return family
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.readers.hf_content import Content
+from memcalc.config.families.content import Content
 from memcalc.errors import ConfigError, InputError, nearest
 
 

@@ -1,0 +1,50 @@
+"""Families of Hugging Face models: a record of each, which reads and writes its config.json.
+
+The records are loaded when a config.json is read, or for ``validate`` and ``derive``.
+"""
+
+from memcalc.config.families import (
+    bert,
+    bloom,
+    cohere,
+    deepseek,
+    falcon,
+    gemma,
+    glm4_moe,
+    gpt2,
+    gpt_neo,
+    gpt_neox,
+    gpt_oss,
+    llama,
+    mistral,
+    opt,
+    phi,
+    qwen,
+    starcoder2,
+    t5,
+    vit,
+)
+from memcalc.config.families.record import Family
+
+# By model_type. Of families that are equally near to a model, the first is taken.
+FAMILIES: dict[str, Family] = {
+    **gpt2.FAMILIES,
+    **llama.FAMILIES,
+    **mistral.FAMILIES,
+    **qwen.FAMILIES,
+    **phi.FAMILIES,
+    **gemma.FAMILIES,
+    **cohere.FAMILIES,
+    **bert.FAMILIES,
+    **vit.FAMILIES,
+    **t5.FAMILIES,
+    **bloom.FAMILIES,
+    **falcon.FAMILIES,
+    **gpt_neo.FAMILIES,
+    **gpt_neox.FAMILIES,
+    **opt.FAMILIES,
+    **starcoder2.FAMILIES,
+    **gpt_oss.FAMILIES,
+    **glm4_moe.FAMILIES,
+    **deepseek.FAMILIES,
+}
