@@ -20,7 +20,7 @@ def warnings(config: Config) -> tuple[str, ...]:
             "Transformer Engine's sources; not measured"
         )
     windowed = config.masked_layers == "windowed" and 0 not in (config.model.window_layers or ())
-    flash = kernels.attention == "flash" and config.masked_layers != "all" and not windowed
+    flash = kernels.fused_attention and config.masked_layers != "all" and not windowed
     if flash and config.run.precision == "fp32":
         lines.append(
             "flash attention kernels do not support fp32: counted as if they did (set "
@@ -59,7 +59,7 @@ def _of_stacks(config: Config) -> list[str]:
     """Kernels of T5 that are counted as others."""
     model, kernels = config.model, config.run.implementation
     lines = []
-    if model.position == "relative" and kernels.attention == "flash":
+    if model.position == "relative" and kernels.fused_attention:
         instead = "counted as if they did"
         if kernels.keeps_masks:
             instead = (

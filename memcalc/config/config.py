@@ -124,7 +124,7 @@ class Config:
         ['none', 'windowed']
         """
         model, kernels = self.model, self.run.implementation
-        if kernels.attention != "flash" or not kernels.keeps_masks:
+        if not kernels.fused_attention or not kernels.keeps_masks:
             return "none"
         if model.calls_attention or model.position == "relative":
             return "all"

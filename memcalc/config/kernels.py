@@ -46,7 +46,7 @@ def batch_first(kernels: Implementation, name: str | None, environment: Environm
     It does before Hopper, and on Blackwell in deterministic mode (Transformer Engine,
     dot_product_attention/utils.py: get_attention_backend).
     """
-    if name is None or not kernels.kernel_by_gpu or kernels.attention != "flash":
+    if name is None or not kernels.kernel_by_gpu or not kernels.fused_attention:
         return kernels.batch_first
     capability = gpu(name).capability
     if capability is None:
