@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memcalc import units
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNITS = ("bytes", "flops", "seconds", "percent", "ratio", "count", "text", "formula")
+LEAST = {"bytes": 0, "flops": 0, "seconds": 0, "percent": 0, "count": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,24 @@ class Column:
         detail: 0: always shown. Else a text table that is too wide leaves the column out, the
             largest detail first, and always if the column is empty.
         title: What text and HTML call it, if not its name; ``{unit}`` is the unit of its cells.
+        optional: Whether a value may be unknown (None).
+        choices: Every value that a text may have; any text if there are none.
+        least: The least value of a number, if it is not its unit's (``LEAST``); ``-math.inf`` if
+            there is none.
+        definition: What JSON has instead of a number or a text, by its name in the schema's own
+            definitions.
+        description: What the schema of JSON says about the values.
     """
 
     name: str
     unit: str
     detail: int = 0
     title: str = ""
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    definition: str = ""
+    description: str = ""
 
     def __post_init__(self) -> None:
         assert self.unit in UNITS, self.unit
@@ -46,6 +59,15 @@ class Column:
         if "{unit}" in self.title:
             return self.title.format(unit=unit)
         return f"{self.words.removesuffix(self.unit).rstrip()} {unit}".strip()
+
+
+def with_detail(columns: Sequence[Column], **details: int) -> tuple[Column, ...]:
+    """The columns, some of them with another ``detail``.
+
+    >>> [column.detail for column in with_detail((Column("n", "count"), Column("b", "bytes")), b=1)]
+    [0, 1]
+    """
+    return tuple(replace(each, detail=details.get(each.name, each.detail)) for each in columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ STEPS = {
     "send_receive": 1,
 }
 
+PHASES = ("forward", "backward", "recompute", "step")
+PARTS = ("table", "head", "stages", "partial", "weights", "experts")  # of an iteration, not layers
+
 
 class Traffic(NamedTuple):
     """Collectives of one kind.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from memcalc import symbols
 from memcalc.analysis import communication
 from memcalc.answers.notes import batch_note, notes, recomputation, setting
-from memcalc.blocks.layer import kinds, layer_graph
+from memcalc.blocks.layer import KINDS, kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.parallel import ZERO
 from memcalc.report import Column, Report
@@ -26,6 +26,16 @@ SHARDED = (
     "weights, experts: gradients are reduce-scattered, and weights all-gathered, over the ranks "
     "that shard {} ({}); a framework may keep some weights gathered; phase step: after the "
     "optimizer step"
+)
+
+COLUMNS = (
+    Column("scope", "text", choices=("layer", *(f"{kind} layer" for kind in KINDS), "iteration")),
+    Column("part", "text", choices=("", "layers", *KINDS, *communication.PARTS)),
+    Column("collective", "text"),
+    Column("phase", "text", choices=communication.PHASES),
+    Column("count", "count"),
+    Column("bytes_per_rank", "bytes"),
+    Column("overlapped_with", "text"),
 )
 
 
@@ -78,15 +88,7 @@ def comm(config: Config) -> Report:
     return Report(
         "comm",
         f"Collectives per layer and per iteration: {setting(config)}, {recomputation(config)}",
-        (
-            Column("scope", "text"),
-            Column("part", "text"),
-            Column("collective", "text"),
-            Column("phase", "text"),
-            Column("count", "count"),
-            Column("bytes_per_rank", "bytes"),
-            Column("overlapped_with", "text"),
-        ),
+        COLUMNS,
         tuple(
             (scope, t.part, t.collective, t.phase, t.times, round(t.bytes), t.overlapped_with)
             for scope, traffic in scopes.items()

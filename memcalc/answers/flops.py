@@ -17,6 +17,17 @@ from memcalc.units import format_flops
 SCOPES = ("iteration", "layer")
 OF_TORCH = ("torch", "transformers")  # whose recomputation is torch.utils.checkpoint's
 
+COLUMNS = (
+    Column("forward_flops", "flops"),
+    Column("backward_flops", "flops"),
+    Column("recompute_flops", "flops"),
+    Column("model_flops", "flops"),
+    Column("hardware_flops", "flops"),
+    Column("mfu_percent", "percent", detail=True, optional=True),
+    Column("hfu_percent", "percent", detail=True, optional=True),
+    Column("hfu_printed_percent", "percent", detail=True, optional=True),
+)
+
 
 def flops(
     config: Config,
@@ -72,16 +83,7 @@ def flops(
         "flops",
         f"FLOPs of {'one layer' if scope == 'layer' else 'an iteration'} of {setting(config)}, "
         f"{recomputation(config)}",
-        (
-            Column("forward_flops", "flops"),
-            Column("backward_flops", "flops"),
-            Column("recompute_flops", "flops"),
-            Column("model_flops", "flops"),
-            Column("hardware_flops", "flops"),
-            Column("mfu_percent", "percent", detail=True),
-            Column("hfu_percent", "percent", detail=True),
-            Column("hfu_printed_percent", "percent", detail=True),
-        ),
+        COLUMNS,
         (
             (
                 done.forward,

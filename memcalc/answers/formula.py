@@ -8,6 +8,8 @@ from memcalc.config import Config
 from memcalc.formulas import Formula
 from memcalc.report import Column, Report
 
+COLUMNS = (Column("step", "text"), Column("formula", "formula"))
+
 
 def formula(config: Config, accounting: str = "paper") -> Report:
     """The activation memory of one layer in bytes: each tensor, the sum of each part, the whole.
@@ -37,7 +39,7 @@ def formula(config: Config, accounting: str = "paper") -> Report:
     return Report(
         "formula",
         f"Bytes that one layer keeps per GPU: {setting(config)}, {recomputation(config)}",
-        (Column("step", "text"), Column("formula", "formula")),
+        COLUMNS,
         tuple(rows),
         symbols.values(config),
         (*notes(config, accounting), *symbols.legend(letters)),

@@ -3,6 +3,25 @@
 from memcalc.config import gpus as catalogue
 from memcalc.report import Column, Report
 
+COLUMNS = (
+    Column("name", "text"),
+    Column("aliases", "text"),
+    Column("memory_bytes", "bytes"),
+    Column("bf16_flops", "flops", optional=True),
+    Column("fp16_flops", "flops", optional=True),
+    Column("fp8_flops", "flops", optional=True),
+    Column("memory_bandwidth_bytes", "bytes", detail=True, optional=True),
+    Column("nvlink_bandwidth_bytes", "bytes", detail=True, optional=True),
+    Column("fp32_flops", "flops", detail=True, optional=True),
+    Column("sms", "count", detail=True, optional=True),
+    Column("register_bytes_per_sm", "bytes", detail=True, optional=True),
+    Column("shared_bytes_per_sm", "bytes", detail=True, optional=True),
+    Column("l2_bytes", "bytes", detail=True, optional=True),
+    Column("source", "text", detail=True),
+    Column("memory_source", "text", detail=True),
+    Column("chip_source", "text", detail=True),
+)
+
 
 def gpus() -> Report:
     """The GPUs that memcalc knows: other names, memory, peaks, bandwidths and what is on the chip.
@@ -14,24 +33,7 @@ def gpus() -> Report:
     return Report(
         "gpus",
         "GPUs of the catalogue",
-        (
-            Column("name", "text"),
-            Column("aliases", "text"),
-            Column("memory_bytes", "bytes"),
-            Column("bf16_flops", "flops"),
-            Column("fp16_flops", "flops"),
-            Column("fp8_flops", "flops"),
-            Column("memory_bandwidth_bytes", "bytes", detail=True),
-            Column("nvlink_bandwidth_bytes", "bytes", detail=True),
-            Column("fp32_flops", "flops", detail=True),
-            Column("sms", "count", detail=True),
-            Column("register_bytes_per_sm", "bytes", detail=True),
-            Column("shared_bytes_per_sm", "bytes", detail=True),
-            Column("l2_bytes", "bytes", detail=True),
-            Column("source", "text", detail=True),
-            Column("memory_source", "text", detail=True),
-            Column("chip_source", "text", detail=True),
-        ),
+        COLUMNS,
         tuple(
             (
                 each.name,

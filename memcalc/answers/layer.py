@@ -10,7 +10,7 @@ from memcalc.blocks.layer import kinds, usual_kind
 from memcalc.config import Config
 from memcalc.errors import ConfigError
 from memcalc.formulas import layer_formula
-from memcalc.report import Column, Report
+from memcalc.report import Column, Report, with_detail
 from memcalc.units import format_bytes
 
 
@@ -40,6 +40,14 @@ TECHNIQUES = (
     Technique("tensor+selective", True, False, "selective"),
     Technique("tensor+sequence+selective", True, True, "selective"),
     Technique("full", True, False, "full"),
+)
+
+COLUMNS = (
+    Column("layer_kind", "text"),
+    Column("technique", "text", choices=tuple(each.name for each in TECHNIQUES)),
+    Column("formula", "formula"),
+    Column("bytes", "bytes"),
+    Column("percent_of_tensor", "percent"),
 )
 
 
@@ -78,13 +86,7 @@ def layer(config: Config, accounting: str = "paper") -> Report:
     return Report(
         "layer",
         f"Activations of one layer per GPU: {setting(config.with_parallel(sp=False))}",
-        (
-            Column("layer_kind", "text", detail=len(kinds(config)) == 1),
-            Column("technique", "text"),
-            Column("formula", "formula"),
-            Column("bytes", "bytes"),
-            Column("percent_of_tensor", "percent"),
-        ),
+        with_detail(COLUMNS, layer_kind=len(kinds(config)) == 1),
         tuple(rows),
         symbols.values(config),
         lines,

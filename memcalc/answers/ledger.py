@@ -9,8 +9,20 @@ from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Tensor
-from memcalc.report import Column, Report
+from memcalc.report import Column, Report, with_detail
 from memcalc.units import counted, format_bytes
+
+COLUMNS = (
+    Column("layer_kind", "text"),
+    Column("tensor", "text"),
+    Column("op", "text"),
+    Column("shape", "text"),
+    Column("split", "text", detail=1),
+    Column("bytes", "bytes"),
+    Column("dropped_by", "text"),
+    Column("reason", "text", detail=2),
+    Column("source", "text", detail=3),
+)
 
 
 def ledger(config: Config, accounting: str = "paper") -> Report:
@@ -34,17 +46,7 @@ def ledger(config: Config, accounting: str = "paper") -> Report:
         "ledger",
         f"Tensors that one layer saves for backward per GPU: {setting(config)}, "
         f"{recomputation(config)}",
-        (
-            Column("layer_kind", "text", detail=len(found) == 1),
-            Column("tensor", "text"),
-            Column("op", "text"),
-            Column("shape", "text"),
-            Column("split", "text", detail=1),
-            Column("bytes", "bytes"),
-            Column("dropped_by", "text"),
-            Column("reason", "text", detail=2),
-            Column("source", "text", detail=3),
-        ),
+        with_detail(COLUMNS, layer_kind=len(found) == 1),
         tuple(row for rows in found.values() for row in rows),
         symbols.values(config),
         (*notes(config, accounting), *symbols.legend(letters)),

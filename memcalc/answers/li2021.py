@@ -4,9 +4,10 @@ from typing import Any
 
 import sympy
 
+from memcalc.answers.formula import COLUMNS
 from memcalc.formulas import Plain
 from memcalc.li2021 import ATTENTION, MLP, B, H, L, N
-from memcalc.report import Column, Report
+from memcalc.report import Report
 
 
 def li2021() -> Report:
@@ -28,7 +29,7 @@ def li2021() -> Report:
     return Report(
         "formula",
         "Elements per device, by Li et al. 2021 (tables 1 and 2)",
-        (Column("step", "text"), Column("formula", "formula")),
+        COLUMNS,
         tuple(rows),
         {},
         (

@@ -1,5 +1,6 @@
 """``memory``: memory per GPU at every pipeline stage, and whether it fits."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from memcalc import symbols
 from memcalc.analysis import fill as filling
 from memcalc.analysis.buffers import unknown
 from memcalc.analysis.device import Phase, StageMemory, device
-from memcalc.analysis.headroom import Headroom, headroom
+from memcalc.analysis.headroom import VERDICTS, Headroom, headroom
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.states import recipe
@@ -30,6 +31,48 @@ OPTIMIZER = "optimizer states"
 MOST_OVER = 8  # stages that a failure names
 # How soon a narrow table leaves a group's column out: see Column.detail.
 DETAIL = {**dict.fromkeys(GROUPS, 2), "logits": 3, "buffers": 3}
+STAGES: tuple[Column, ...] = (
+    Column("stage", "count", least=0),
+    Column("layers", "count", detail=4, least=0),
+    Column("in_flight", "count", detail=4, least=0),
+    *(Column(f"{group}_bytes", "bytes", detail=DETAIL[group]) for group in GROUPS),
+    Column("peak_phase", "text", detail=4),
+    Column("peak_bytes", "bytes"),
+    Column("reserved_estimated_bytes", "bytes", detail=1, optional=True),
+    Column("capacity_bytes", "bytes", detail=5, optional=True),
+    Column(
+        "verdict",
+        "text",
+        detail=5,
+        optional=True,
+        choices=tuple(VERDICTS),
+        description="The verdict fits also counts reserved memory, CUDA context and NCCL; null "
+        "without a GPU.",
+    ),
+    Column(
+        "fits",
+        "text",
+        detail=1,
+        optional=True,
+        definition="flag",
+        description="Whether the verdict is fits.",
+    ),
+)
+PARTS: tuple[Column, ...] = (
+    Column("stage", "count", least=0),
+    Column("phase", "text", detail=True),
+    Column("part", "text"),
+    Column("group", "text", detail=True, choices=(*GROUPS, BESIDE)),
+    Column(
+        "bytes",
+        "bytes",
+        least=-math.inf,
+        description="Negative where the row subtracts memory that another part counts but has "
+        "already freed.",
+    ),
+    Column("certainty", "text", choices=tuple(CERTAINTIES)),
+    Column("source", "text", detail=True),
+)
 
 
 class Room(NamedTuple):
@@ -86,9 +129,9 @@ def memory(
         held, more = _filled(config, held, room_of(config, budget), beyond)
         lines += more
     if explain:
-        columns, rows = _parts(config, held, peaks, beyond)
+        columns, rows = PARTS, _parts(config, held, peaks, beyond)
     else:
-        columns, rows = _stages(held, room, beyond, headroom(config))
+        columns, rows = STAGES, _stages(held, room, beyond, headroom(config))
     size = _in_unit_of(columns, rows)
     if not fill:  # which leaves less room for an uneven router
         lines += _experts_note(peaks, size)
@@ -215,20 +258,8 @@ def _over(
 
 def _stages(
     held: Sequence[StageMemory], room: Room | None, beyond: Headroom, estimate: Headroom
-) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
+) -> tuple[tuple[Any, ...], ...]:
     """One row per stage: the parts of its peak by group, and its verdict."""
-    columns = (
-        Column("stage", "count"),
-        Column("layers", "count", detail=4),
-        Column("in_flight", "count", detail=4),
-        *(Column(f"{group}_bytes", "bytes", detail=DETAIL[group]) for group in GROUPS),
-        Column("peak_phase", "text", detail=4),
-        Column("peak_bytes", "bytes"),
-        Column("reserved_estimated_bytes", "bytes", detail=1),
-        Column("capacity_bytes", "bytes", detail=5),
-        Column("verdict", "text", detail=5),
-        Column("fits", "text", detail=1),
-    )
     rows = []
     for each in held:
         peak = each.peak.bytes
@@ -247,7 +278,7 @@ def _stages(
                 verdict and verdict == "fits",
             )
         )
-    return columns, tuple(rows)
+    return tuple(rows)
 
 
 def _parts(
@@ -255,23 +286,13 @@ def _parts(
     held: Sequence[StageMemory],
     peaks: Mapping[float, Sequence[int]],
     beyond: Headroom,
-) -> tuple[tuple[Column, ...], tuple[tuple[Any, ...], ...]]:
+) -> tuple[tuple[Any, ...], ...]:
     """One row per part of each stage's peak, with its certainty and its source."""
-    columns = (
-        Column("stage", "count"),
-        Column("phase", "text", detail=True),
-        Column("part", "text"),
-        Column("group", "text", detail=True),
-        Column("bytes", "bytes"),
-        Column("certainty", "text"),
-        Column("source", "text", detail=True),
-    )
-    rows = tuple(
+    return tuple(
         (each.stage, each.peak.name, part.name, part.group, part.bytes, part.certainty, part.source)
         for each in held
         for part in (*each.peak.parts, *_beside(config, each, peaks, beyond))
     )
-    return columns, rows
 
 
 def _beside(

@@ -9,11 +9,23 @@ from memcalc.blocks.layer import kinds
 from memcalc.config import Model, catalog, load
 from memcalc.report import Column, Report
 
-SIZES = (
-    *("layers", "hidden_size", "heads", "kv_heads", "head_size", "ffn_size", "experts"),
-    *("vocab_size", "max_seq_length"),
+COLUMNS = (
+    Column("name", "text"),
+    Column("layers", "count"),
+    Column("hidden_size", "count"),
+    Column("heads", "count"),
+    Column("kv_heads", "count"),
+    Column("head_size", "count", detail=True),
+    Column("ffn_size", "count"),
+    Column("experts", "count", optional=True),
+    Column("vocab_size", "count", optional=True),
+    Column("max_seq_length", "count", detail=True, optional=True),
+    Column("norm", "text", detail=True),
+    Column("activation", "text", detail=True),
+    Column("position", "text", detail=True),
+    Column("source", "text", detail=True),
 )
-WORDS = ("norm", "activation", "position", "source")
+FACTS = (Column("fact", "text"), Column("value", "text"))
 
 
 def models() -> Report:
@@ -26,15 +38,8 @@ def models() -> Report:
     return Report(
         "models",
         "Models of the catalogue",
-        (
-            Column("name", "text"),
-            *(
-                Column(name, "count", detail=name in ("head_size", "max_seq_length"))
-                for name in SIZES
-            ),
-            *(Column(name, "text", detail=True) for name in WORDS),
-        ),
-        tuple(tuple(getattr(each, name) for name in ("name", *SIZES, *WORDS)) for each in found),
+        COLUMNS,
+        tuple(tuple(getattr(each, column.name) for column in COLUMNS) for each in found),
         notes=(f"other names: {', '.join(f'{k} ({v})' for k, v in catalog.ALIASES.items())}",),
         answer=f"{len(found)} models; `memcalc models NAME` shows all facts about one",
     )
@@ -63,7 +68,7 @@ def model(name: str) -> Report:
     return Report(
         "models",
         f"Facts about {found.name}",
-        (Column("fact", "text"), Column("value", "text")),
+        FACTS,
         tuple((key, _shown(value)) for key, value in facts.items()),
         {},
         tuple(f"warning: {line}" for line in warnings(config)),

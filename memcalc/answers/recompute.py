@@ -1,5 +1,6 @@
 """``recompute``: what each policy saves in one layer, and the FLOPs that it adds."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,15 @@ from memcalc.config.recompute import MEGATRON_MODULES, POLICIES, REGIONS, Policy
 from memcalc.graph.graph import Graph
 from memcalc.report import Column, Report, scales
 from memcalc.units import in_scale
+
+COLUMNS = (
+    Column("layer_kind", "text", detail=True),
+    Column("policy", "text"),
+    Column("kept_bytes", "bytes"),
+    Column("saved_bytes", "bytes", least=-math.inf),
+    Column("extra_flops", "flops"),
+    Column("saved_bytes_per_extra_flop", "ratio", optional=True),
+)
 
 
 def recompute(
@@ -67,14 +77,7 @@ def recompute(
     report = Report(
         "recompute",
         f"Recomputation in one layer of {setting(config)}",
-        (
-            Column("layer_kind", "text", detail=True),
-            Column("policy", "text"),
-            Column("kept_bytes", "bytes"),
-            Column("saved_bytes", "bytes"),
-            Column("extra_flops", "flops"),
-            Column("saved_bytes_per_extra_flop", "ratio"),
-        ),
+        COLUMNS,
         tuple(rows),
         symbols.values(config),
         (

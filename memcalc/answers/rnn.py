@@ -4,7 +4,18 @@ from typing import Any
 
 from memcalc.analysis import recurrent
 from memcalc.analysis.activations import kept
-from memcalc.analysis.onchip import MEMORY, Chip, Storage, exact, fit, missing, states, storages
+from memcalc.analysis.onchip import (
+    MEMORY,
+    REGISTERS,
+    SHARED,
+    Chip,
+    Storage,
+    exact,
+    fit,
+    missing,
+    states,
+    storages,
+)
 from memcalc.blocks.rnn import rnn_graph
 from memcalc.config.gpus import Gpu, gpu, gpus
 from memcalc.config.recurrent import KERNELS, OnChip, Recurrent
@@ -15,6 +26,47 @@ from memcalc.units import counted, format_bytes, format_flops
 
 MOST_SOURCES = 3  # GPUs whose sources the notes give
 SCOPES = ("onchip", "training", "step", "formula")
+
+ON_CHIP = (
+    Column("gpu", "text"),
+    Column("storage", "text"),
+    Column("density_percent", "percent", detail=2),
+    Column("bytes_per_nonzero", "ratio", detail=2),
+    Column("weight_bytes", "bytes", detail=1),
+    Column("weight_bytes_per_sm", "bytes", detail=2),
+    Column("u_percent", "percent"),
+    Column("weights_in", "text", choices=(REGISTERS, SHARED, MEMORY)),
+    Column("largest_hidden", "count", least=0),
+    Column("largest_hidden_with_shared", "count", detail=2, least=0),
+    Column("largest_hidden_by_states", "count", detail=2, least=0, optional=True),
+    Column("state_bytes_per_sm", "bytes", detail=2),
+    Column("states_fit", "text", detail=2, choices=("yes", "no")),
+    Column("step_flops", "flops", detail=2),
+    Column("step_memory_bytes", "bytes", detail=2),
+    Column("step_l2_bytes", "bytes", detail=2),
+    Column("on_chip_seconds", "seconds", optional=True),
+    Column("streamed_seconds", "seconds"),
+    Column("speedup_bound", "ratio", optional=True),
+)
+
+TRAINING = (
+    Column("checkpoints", "text", choices=("none", "asked", "best")),
+    Column("every", "count", optional=True),
+    Column("kept_bytes", "bytes"),
+    Column("peak_bytes", "bytes"),
+    Column("extra_flops", "flops"),
+)
+
+STEP = (
+    Column("tensor", "text"),
+    Column("op", "text"),
+    Column("shape", "text"),
+    Column("bytes", "bytes"),
+    Column("reason", "text", detail=True),
+    Column("source", "text", detail=True),
+)
+
+FORMULA = (Column("step", "text"), Column("formula", "formula"))
 
 
 def rnn(
@@ -59,27 +111,7 @@ def _on_chip(config: Recurrent, options: OnChip) -> Report:
     return Report(
         "rnn",
         f"Recurrent weights on chip: {_setting(config)}",
-        (
-            Column("gpu", "text"),
-            Column("storage", "text"),
-            Column("density_percent", "percent", detail=2),
-            Column("bytes_per_nonzero", "ratio", detail=2),
-            Column("weight_bytes", "bytes", detail=1),
-            Column("weight_bytes_per_sm", "bytes", detail=2),
-            Column("u_percent", "percent"),
-            Column("weights_in", "text"),
-            Column("largest_hidden", "count"),
-            Column("largest_hidden_with_shared", "count", detail=2),
-            Column("largest_hidden_by_states", "count", detail=2),
-            Column("state_bytes_per_sm", "bytes", detail=2),
-            Column("states_fit", "text", detail=2),
-            Column("step_flops", "flops", detail=2),
-            Column("step_memory_bytes", "bytes", detail=2),
-            Column("step_l2_bytes", "bytes", detail=2),
-            Column("on_chip_seconds", "seconds"),
-            Column("streamed_seconds", "seconds"),
-            Column("speedup_bound", "ratio"),
-        ),
+        ON_CHIP,
         tuple(rows),
         {},
         tuple(_on_chip_notes(config, options, found)),
@@ -212,13 +244,7 @@ def _training(config: Recurrent, every: int | None) -> Report:
     return Report(
         "rnn",
         f"Backpropagation through time, {steps} steps: {_setting(config)}, {config.precision}",
-        (
-            Column("checkpoints", "text"),
-            Column("every", "count"),
-            Column("kept_bytes", "bytes"),
-            Column("peak_bytes", "bytes"),
-            Column("extra_flops", "flops"),
-        ),
+        TRAINING,
         tuple(rows),
         {},
         (
@@ -249,14 +275,7 @@ def _step(config: Recurrent) -> Report:
     return Report(
         "rnn",
         f"Tensors that one time step keeps: {_setting(config)}, {config.precision}",
-        (
-            Column("tensor", "text"),
-            Column("op", "text"),
-            Column("shape", "text"),
-            Column("bytes", "bytes"),
-            Column("reason", "text", detail=True),
-            Column("source", "text", detail=True),
-        ),
+        STEP,
         tuple(
             (
                 entry.tensor.name,
@@ -283,7 +302,7 @@ def _formula(config: Recurrent) -> Report:
     return Report(
         "rnn",
         f"Closed forms: {_cells(config)}, {config.precision}",
-        (Column("step", "text"), Column("formula", "formula")),
+        FORMULA,
         tuple(forms),
         {},
         (

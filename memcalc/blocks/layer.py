@@ -22,6 +22,7 @@ DENSE, MOE, ENCODER, DECODER, MTP = "dense", "moe", "encoder", "decoder", "mtp"
 # the kinds of dense and expert layers whose window makes another kernel run
 WINDOWED = {DENSE: "windowed", MOE: "windowed_moe"}
 MOE_KINDS = (MOE, WINDOWED[MOE])
+KINDS = (DENSE, MOE, *WINDOWED.values(), ENCODER, DECODER, MTP)
 
 Sublayer = Callable[[Graph, Tensor, Spec], Tensor]
 

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
 from memcalc.analysis.device import StageMemory, stage_memory
+from memcalc.analysis.parts import GROUPS
 from memcalc.checks.patterns import chosen, listed
 from memcalc.checks.runs import Measured, MeasuredRun, read
 from memcalc.config import Config
@@ -39,6 +40,34 @@ NO_FLAGS = (
 UNKNOWN_WORLD = "unknown world size"
 # Their bytes depend on the world size.
 SHARDED = ("use-distributed-optimizer", "expert-model-parallel-size")
+
+COLUMNS = (
+    Column("id", "text"),
+    Column("stage", "count", detail=True, least=0),
+    Column("measured_peak_bytes", "bytes"),
+    Column("predicted_peak_bytes", "bytes", optional=True),
+    Column("peak_error", "ratio", optional=True),
+    Column("measured_steady_bytes", "bytes", detail=True, optional=True),
+    Column("predicted_steady_bytes", "bytes", detail=True, optional=True),
+    Column("steady_error", "ratio", optional=True),
+    Column("unmodelled", "text", description="Options that flag the row, separated by commas."),
+    Column("stages", "text", detail=True, definition="backtest_stages"),
+)
+
+# The records in the column stages, and those of their parts.
+STAGE = (
+    Column("stage", "count", least=0),
+    Column("measured_peak_bytes", "bytes"),
+    Column("predicted_peak_bytes", "bytes"),
+    Column("peak_error", "ratio"),
+    Column("phase", "text", description="The phase of the step with the peak."),
+    Column("parts", "text", definition="backtest_parts"),
+)
+PART = (
+    Column("name", "text"),
+    Column("group", "text", choices=GROUPS),
+    Column("bytes", "bytes", least=-inf),
+)
 
 
 class Stages(tuple[Any, ...]):
@@ -183,18 +212,7 @@ def backtest(
     return Report(
         "backtest",
         "Peak memory of training runs, predicted and measured",
-        (
-            Column("id", "text"),
-            Column("stage", "count", detail=True),
-            Column("measured_peak_bytes", "bytes"),
-            Column("predicted_peak_bytes", "bytes"),
-            Column("peak_error", "ratio"),
-            Column("measured_steady_bytes", "bytes", detail=True),
-            Column("predicted_steady_bytes", "bytes", detail=True),
-            Column("steady_error", "ratio"),
-            Column("unmodelled", "text"),
-            Column("stages", "text", detail=True),
-        ),
+        COLUMNS,
         tuple(
             (
                 row.run.id,

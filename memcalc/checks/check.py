@@ -14,6 +14,23 @@ from memcalc.report import Column, Report
 AGREE = ("agrees", "agrees_rounding", "agrees_reading")
 Judged = tuple[Claim, Ours, str]
 
+CLAIM_UNITS = (
+    *("formula", "text", "count", "ratio", "percent", "seconds", "milliseconds", "GiB"),
+    *("billions", "TFLOP/s"),
+)
+COLUMNS = (
+    Column("id", "text"),
+    Column("source", "text", detail=True),
+    Column("page", "count", detail=True, optional=True),
+    Column("printed", "text"),
+    Column("unit", "text", detail=True, choices=CLAIM_UNITS),
+    Column("ours", "text", optional=True, definition="number_or_text"),
+    Column("difference", "ratio", detail=True, optional=True),
+    Column("tolerance", "ratio", detail=True, optional=True),
+    Column("verdict", "text", choices=tuple(VERDICTS)),
+    Column("explanation", "text", detail=True),
+)
+
 
 def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Report:
     """One row per claim: the printed value, memcalc's own, and the verdict on both.
@@ -53,18 +70,7 @@ def check(patterns: str | Sequence[str] = (), verdict: str | None = None) -> Rep
     return Report(
         "check",
         "Printed claims of papers, and memcalc's values",
-        (
-            Column("id", "text"),
-            Column("source", "text", detail=True),
-            Column("page", "count", detail=True),
-            Column("printed", "text"),
-            Column("unit", "text", detail=True),
-            Column("ours", "text"),
-            Column("difference", "ratio", detail=True),
-            Column("tolerance", "ratio", detail=True),
-            Column("verdict", "text"),
-            Column("explanation", "text", detail=True),
-        ),
+        COLUMNS,
         tuple(_row(*each) for each in shown),
         {},
         (

@@ -20,7 +20,7 @@ from memcalc.config import IMPLEMENTATIONS, Config, Run, catalog
 from memcalc.errors import ConfigError, InputError, UsageError, nearest
 from memcalc.frameworks import FRAMEWORKS
 from memcalc.progress import doing
-from memcalc.report import Column, Report
+from memcalc.report import Column, Report, with_detail
 from memcalc.validation import beside, families, hugging_face, whole
 from memcalc.validation.derivation import Derived, derive, total
 from memcalc.validation.forms import forms, how
@@ -29,6 +29,16 @@ from memcalc.validation.symbolic_layer import derived_layer
 from memcalc.validation.valueless import error_text, warned
 
 AGAINST = ("ledger",)
+
+COLUMNS = (
+    Column("layer_kind", "text"),
+    Column("tensor", "text"),
+    Column("module", "text", detail=True),
+    Column("op", "text", detail=True),
+    Column("formula", "formula"),
+    Column("ledger_formula", "formula", detail=True),
+    Column("difference", "formula"),
+)
 
 
 def derive_layer(config: Config, against: str | None = None) -> Report:
@@ -288,15 +298,7 @@ def _beside(
     return Report(
         "derive",
         f"Saved for backward by {title}, compared with the ledger",
-        (
-            Column("layer_kind", "text", detail=len(parts) == 1),
-            Column("tensor", "text"),
-            Column("module", "text", detail=True),
-            Column("op", "text", detail=True),
-            Column("formula", "formula"),
-            Column("ledger_formula", "formula", detail=True),
-            Column("difference", "formula"),
-        ),
+        with_detail(COLUMNS, layer_kind=len(parts) == 1),
         tuple(rows),
         dict(sizes),
         tuple(about),

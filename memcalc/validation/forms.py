@@ -3,10 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 from memcalc.formulas import Formula
-from memcalc.report import Column, Report
+from memcalc.report import Column, Report, with_detail
 from memcalc.units import format_bytes
 from memcalc.validation.derivation import BUFFER, Derived, Kept, total
 from memcalc.validation.interpolation import sizes_text
+
+COLUMNS = (
+    Column("layer_kind", "text"),
+    Column("tensor", "text"),
+    Column("module", "text"),
+    Column("op", "text", detail=True),
+    Column("formula", "formula"),
+    Column("bytes", "bytes"),
+)
 
 
 def report(derived: Derived, sizes: Mapping[str, int]) -> Report:
@@ -42,14 +51,7 @@ def forms(
     return Report(
         "derive",
         f"Saved for backward by {title}",
-        (
-            Column("layer_kind", "text", detail=len(parts) == 1),
-            Column("tensor", "text"),
-            Column("module", "text"),
-            Column("op", "text", detail=True),
-            Column("formula", "formula"),
-            Column("bytes", "bytes"),
-        ),
+        with_detail(COLUMNS, layer_kind=len(parts) == 1),
         tuple(rows),
         dict(sizes),
         (*about, *there),

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import torch
 
@@ -28,6 +29,16 @@ TABLE_4 = {
     ("selective", False): "selective",
     ("selective", True): "selective+sequence",
 }
+
+COLUMNS = (
+    Column("policy", "text"),
+    Column("forward_seconds", "seconds"),
+    Column("backward_seconds", "seconds"),
+    Column("combined_seconds", "seconds"),
+    Column("recompute_seconds", "seconds", least=-inf),
+    Column("overhead_percent", "percent", least=-inf),
+    Column("paper_overhead_percent", "percent", least=-inf, optional=True),
+)
 
 
 def timings(config: Config, device: str) -> Report:
@@ -65,15 +76,7 @@ def timings(config: Config, device: str) -> Report:
     return Report(
         "validate",
         f"Seconds of one layer of {setting(config)}",
-        (
-            Column("policy", "text"),
-            Column("forward_seconds", "seconds"),
-            Column("backward_seconds", "seconds"),
-            Column("combined_seconds", "seconds"),
-            Column("recompute_seconds", "seconds"),
-            Column("overhead_percent", "percent"),
-            Column("paper_overhead_percent", "percent"),
-        ),
+        COLUMNS,
         tuple(rows),
         symbols.values(config),
         (

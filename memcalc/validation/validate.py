@@ -16,6 +16,7 @@ from memcalc.units import format_bytes
 from memcalc.validation import cuda, ranks, timing
 from memcalc.validation.against import AGAINST, whose
 from memcalc.validation.findings import failures_of, finding_notes, status_notes, verdict
+from memcalc.validation.match import IGNORED, MATCHED, MISSING, UNEXPLAINED
 from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.require import require
 from memcalc.validation.room import out_of_memory, require_room
@@ -23,6 +24,16 @@ from memcalc.validation.witness import as_on, observe
 
 DEVICES = ("meta", "cpu", "cuda")
 TORCH = torch.__version__.partition("+")[0]  # without the build, which changes no byte
+COLUMNS = (
+    Column("tensor", "text"),
+    Column("module", "text"),
+    Column("op", "text", detail=True),
+    Column("ledger_bytes", "bytes"),
+    Column("measured_bytes", "bytes"),
+    Column("status", "text", choices=(MATCHED, IGNORED, MISSING, UNEXPLAINED)),
+    Column("backend", "text", detail=True, choices=DEVICES),
+    Column("rank", "count", detail=True, least=0),
+)
 UNCONFIRMED = "--device cuda has not been tested on a GPU yet"
 
 
@@ -153,16 +164,7 @@ def _witness(config: Config, device: str, full_size: bool, against: str) -> Repo
     return Report(
         "validate",
         f"Saved for backward by one layer of {setting(config)}, {recomputation(config)}",
-        (
-            Column("tensor", "text"),
-            Column("module", "text"),
-            Column("op", "text", detail=True),
-            Column("ledger_bytes", "bytes"),
-            Column("measured_bytes", "bytes"),
-            Column("status", "text"),
-            Column("backend", "text", detail=True),
-            Column("rank", "count", detail=True),
-        ),
+        COLUMNS,
         tuple((*each, device, worst) for each in ties),
         symbols.values(config),
         (
