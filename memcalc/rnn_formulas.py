@@ -35,7 +35,7 @@ Step = tuple[str, Any]
 def steps(config: Recurrent) -> list[tuple[str, Plain]]:
     """Every closed form, by its name.
 
-    >>> dict(steps(Recurrent()))["k with the least peak"]
+    >>> dict(steps(Recurrent()))["k with the lowest peak"]
     Formula(sqrt(s))
     """
     return [(name, Plain(value)) for name, value in (*over_time(config), *on_chip(config))]
@@ -52,7 +52,7 @@ def legend(forms: Iterable[tuple[str, Plain]]) -> str:
 
 
 def over_time(config: Recurrent) -> Iterator[Step]:
-    """What all layers keep over s steps, the k with the least peak, parameters and FLOPs.
+    """What all layers keep over s steps, the k with the lowest peak, parameters and FLOPs.
 
     >>> dict(over_time(Recurrent(cell="lstm", precision="fp16")))["kept per later step"]
     16*b*h
@@ -64,12 +64,12 @@ def over_time(config: Recurrent) -> Iterator[Step]:
     yield "kept per later step", _plain(costs.input + costs.step)
     yield "kept over s steps", _plain(costs.whole(s))
     yield "kept with a checkpoint every k steps", _plain(costs.checkpointed(s, s / k))
-    yield "peak of backward with these checkpoints", _plain(peak)
-    yield "k with the least peak", _root(best)
-    yield "least peak", _plain(peak.subs(k, best))
+    yield "peak during backward with these checkpoints", _plain(peak)
+    yield "k with the lowest peak", _root(best)
+    yield "lowest peak", _plain(peak.subs(k, best))
     yield "parameters", _plain(recurrent.parameters(config, sizes))
     yield (
-        "forward FLOPs, run twice with checkpoints",
+        "forward FLOPs (twice that with checkpoints)",
         _plain(recurrent.forward_flops(config, s, sizes)),
     )
 

@@ -10,7 +10,7 @@ from memcalc.graph.mesh import Size
 from memcalc.graph.ops.collectives import REDUCE_SCATTER
 
 ACCOUNTINGS = {
-    "paper": "without small buffers such as norm statistics and log-sum-exp, as in the paper",
+    "paper": "without small buffers such as norm statistics, as in Korthikanti et al. 2022",
     "exact": "every byte that autograd saves for backward",
 }
 CHECKPOINT = "torch.utils.checkpoint keeps the inputs of a checkpointed region"

@@ -45,9 +45,9 @@ class Headroom(NamedTuple):
         reserved: Bytes reserved and not allocated, as a share of the allocated ones.
         fixed: The other parts, whose bytes do not depend on the allocated ones.
         source: What the share was measured on, or who gave it.
-        needs: A sentence's subject and verb: all of it in words.
+        name: All of it in words.
 
-    >>> room = Headroom(Fraction(1, 10), (), "", "reserved memory needs")
+    >>> room = Headroom(Fraction(1, 10), (), "", "reserved memory")
     >>> room.needed(100), room.allocatable(110), room.verdict(100, 105)
     (110, 100, 'allocated_only')
     """
@@ -55,12 +55,7 @@ class Headroom(NamedTuple):
     reserved: Fraction
     fixed: tuple[Part, ...]
     source: str
-    needs: str
-
-    @property
-    def name(self) -> str:
-        """All of it in words, without the verb."""
-        return self.needs.rpartition(" ")[0]
+    name: str
 
     def needed(self, allocated: int) -> int:
         """Bytes that a GPU needs for so many allocated bytes."""
@@ -117,20 +112,20 @@ def headroom(config: Config, margin: str | None = None) -> Headroom:
     if groups:
         fixed.append(_estimated("NCCL communicators", groups, COMMUNICATORS))
     others = ", CUDA context and NCCL" if groups else " and CUDA context"
-    return Headroom(FRAGMENTED, tuple(fixed), RESERVED, f"reserved memory{others} need")
+    return Headroom(FRAGMENTED, tuple(fixed), RESERVED, f"the estimated reserved memory{others}")
 
 
 def _margin(text: str) -> Headroom:
     percent = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,9})?) ?%", text.strip())
     if percent:
-        return Headroom(Fraction(percent[1]) / 100, (), MARGIN, "the margin needs")
+        return Headroom(Fraction(percent[1]) / 100, (), MARGIN, "the margin")
     size = parse_bytes(text)
     if size is None:
         raise UsageError(
             f"--margin {text[:40]!r} is neither a size with its unit, such as 6GiB, nor a "
             "percentage of the allocated bytes, such as 10%"
         )
-    return Headroom(Fraction(0), (_estimated("margin", size, MARGIN),), MARGIN, "the margin needs")
+    return Headroom(Fraction(0), (_estimated("margin", size, MARGIN),), MARGIN, "the margin")
 
 
 def _estimated(name: str, size: int, source: str) -> Part:

@@ -246,7 +246,7 @@ def buckets(rank: Rank, phase: str) -> list[Part]:
     if phase == "backward" and sharder.reduce_buffer:
         size = (each.weight + each.gradient) * max(rank.unit_sizes(trained=True))
         add(
-            "gradients of one layer, unsharded and in the reduce buffer",
+            "gradients of the largest unit, unsharded and in the reduce buffer",
             size,
             READ,
             sharder.reduce_buffer,

@@ -13,8 +13,8 @@ from memcalc.units import format_bytes
 
 # What a part of an iteration is, where its name does not say it.
 PARTS = {
-    "table": "table: the embedding; if several stages hold its table, they all-reduce the "
-    "table's gradients",
+    "table": "table: the embedding table; stages that share it (tied embeddings) all-reduce its "
+    "gradient",
     "partial": "partial: gradients of parameters replicated over tensor-parallel ranks (such as "
     "norms), all-reduced once per iteration",
 }
@@ -24,8 +24,8 @@ WHOLE = (
 )
 SHARDED = (
     "weights, experts: gradients are reduce-scattered, and weights all-gathered, over the ranks "
-    "that shard {} ({}); a framework may keep some weights gathered; phase step: after the "
-    "optimizer step"
+    "that shard {} ({}), in phase step after the optimizer step; count: passes over all layers, in "
+    "which frameworks send layer by layer or bucket by bucket"
 )
 
 COLUMNS = (
@@ -63,12 +63,13 @@ def comm(config: Config) -> Report:
     scopes["iteration"] = communication.of_iteration(config)
     rank, p = "one rank", config.parallel.pp
     if p > 1:
-        rank += f" of pipeline stage {communication.busiest_stage(config)} (of stages 0 to {p - 1})"
+        rank += f" of stage {communication.busiest_stage(config)}, the stage that sends most"
     lines: tuple[str, ...] = (
         f"scope layer: one layer, one micro-batch; scope iteration: all layers and micro-batches "
         f"of {rank}, with its embedding and head if it has them, for {batch_note(config)}",
-        "bytes per rank: what one of n ranks sends under ring algorithms: (n-1)/n of the tensor "
-        "for an all-gather or reduce-scatter, twice that for an all-reduce",
+        "bytes per rank: what one of n ranks sends under ring algorithms, (n-1)/n of the tensor "
+        "for an all-gather, reduce-scatter or all-to-all, twice that for an all-reduce, and the "
+        "whole tensor for a send",
     )
     parts = {traffic.part for traffic in scopes["iteration"]}
     lines += tuple(said for part, said in PARTS.items() if part in parts)
@@ -77,8 +78,8 @@ def comm(config: Config) -> Report:
         lines += (sharded if config.parallel.zero else WHOLE,)
     if config.parallel.sp and config.parallel.tp > 1:
         lines += (
-            "sequence parallelism adds the all-gathers that overlap with the data gradient; the "
-            "paper does not count them",
+            "sequence parallelism adds the all-gathers that overlap with the input gradient; "
+            "Korthikanti et al. 2022 do not count them",
         )
     if config.model.kv_heads < config.parallel.tp:
         lines += (

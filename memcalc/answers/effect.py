@@ -47,7 +47,8 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
         f"--expert-products {kernels.expert_products}": (kernels.expert_products != usual, dense),
     }
     lines = [f"{what} has no effect {why}" for what, (there, why) in said.items() if there and why]
-    return lines + _frozen(model, run)
+    idle = sorted(nothing_frozen(model, run).items())
+    return lines + [f"--frozen {name} has no effect: {reason}" for name, reason in idle]
 
 
 def nothing_recomputed(model: Model, run: Run) -> list[str]:
@@ -72,13 +73,12 @@ def nothing_recomputed(model: Model, run: Run) -> list[str]:
     return lines
 
 
-def _frozen(model: Model, run: Run) -> list[str]:
-    """Frozen parts that the model does not have, or that have no parameters."""
+def nothing_frozen(model: Model, run: Run) -> dict[str, str]:
+    """Frozen parts that the model does not have, or that have no parameters, with the reason."""
     absent = _absent(model, run.frozen)
     bare = {"expert_act"} if model.attention_sinks else {"expert_act", "core_attention"}
     why = {name: "it has no parameters" for name in run.frozen if name in bare}
-    why |= dict.fromkeys(absent, f"{model.name} has no such part")
-    return [f"--frozen {name} has no effect: {reason}" for name, reason in sorted(why.items())]
+    return why | dict.fromkeys(absent, f"{model.name} has no such part")
 
 
 def _absent(model: Model, regions: Iterable[str]) -> list[str]:

@@ -23,9 +23,15 @@ COLUMNS = (
     Column("recompute_flops", "flops"),
     Column("model_flops", "flops"),
     Column("hardware_flops", "flops"),
-    Column("mfu_percent", "percent", detail=True, optional=True),
-    Column("hfu_percent", "percent", detail=True, optional=True),
-    Column("hfu_printed_percent", "percent", detail=True, optional=True),
+    Column("mfu_percent", "percent", detail=True, title="MFU %", optional=True),
+    Column("hfu_percent", "percent", detail=True, title="HFU %", optional=True),
+    Column(
+        "hfu_printed_percent",
+        "percent",
+        detail=True,
+        title="HFU by eq. 8 as printed %",
+        optional=True,
+    ),
 )
 
 
@@ -177,8 +183,8 @@ def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Ite
     """What is counted here, but which some kernels or frameworks do not run."""
     if config.run.frozen:
         yield (
-            "frozen weights: one GEMM in backward per GEMM in forward, not two; not modelled: "
-            "backward runs no GEMM where no earlier layer is trained"
+            "frozen linears run no weight-gradient GEMM; not modelled: backward stops at the first "
+            "trained layer"
         )
     early = getattr(count, scope)(config, causal, early_stop=True).recomputed
     if config.run.implementation.name.startswith(OF_TORCH) and early < done.recomputed:
@@ -203,7 +209,7 @@ def _conventions(config: Config, causal: bool, printed: bool) -> tuple[str, ...]
         lines += ("the scores that a flash kernel recomputes in its own backward are not counted",)
     if printed:
         lines += (
-            "hfu printed: by the paper's equation 8 as printed, which counts the recomputed "
-            "attention core three times (Megatron-LM issue 523)",
+            "HFU by eq. 8 as printed: equation 8 of Korthikanti et al. 2022 counts the recomputed "
+            "core attention three times instead of once (Megatron-LM issue 523)",
         )
     return lines

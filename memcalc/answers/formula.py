@@ -8,7 +8,7 @@ from memcalc.config import Config
 from memcalc.formulas import Formula
 from memcalc.report import Column, Report
 
-COLUMNS = (Column("step", "text"), Column("formula", "formula"))
+COLUMNS = (Column("step", "text", title="quantity"), Column("formula", "formula"))
 
 
 def formula(config: Config, accounting: str = "paper") -> Report:

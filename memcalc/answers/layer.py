@@ -47,7 +47,7 @@ COLUMNS = (
     Column("technique", "text", choices=tuple(each.name for each in TECHNIQUES)),
     Column("formula", "formula"),
     Column("bytes", "bytes"),
-    Column("percent_of_tensor", "percent"),
+    Column("percent_of_tensor", "percent", title="% of tensor parallel"),
 )
 
 

@@ -19,7 +19,7 @@ COLUMNS = (
     Column("shape", "text"),
     Column("split", "text", detail=1),
     Column("bytes", "bytes"),
-    Column("dropped_by", "text"),
+    Column("dropped_by", "text", title="not saved under"),
     Column("reason", "text", detail=2),
     Column("source", "text", detail=3),
 )

@@ -23,7 +23,7 @@ def li2021() -> Report:
         rows += [
             (f"{block.name}, tensor parallelism", Plain(block.tensor)),
             (f"{block.name}, sequence parallelism", Plain(block.sequence)),
-            (f"{block.name}, difference of the two", Plain(saved)),
+            (f"{block.name}, tensor minus sequence parallelism", Plain(saved)),
             (f"{block.name}, sequence parallelism needs less where B*L >", Plain(block.break_even)),
         ]
     return Report(

@@ -17,9 +17,9 @@ from memcalc.answers.notes import batch_note, notes, recomputation, whole_settin
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
 from memcalc.config.gpus import gpu, is_gpu, smallest
-from memcalc.config.optimizers import OPTIMIZERS
+from memcalc.config.optimizers import ALL, OPTIMIZERS, Moments
 from memcalc.config.parallel import ZERO
-from memcalc.config.run import UNBALANCED
+from memcalc.config.run import MOMENTS, UNBALANCED
 from memcalc.errors import UsageError
 from memcalc.report import Column, Report, scales
 from memcalc.units import format_flops, in_scale
@@ -201,23 +201,30 @@ def _verdict(
     at = f"stage {worst.stage}, {worst.peak.name}"
     if verdict == "fits":
         return (
-            f"fits {gpu_}: {size(room.bytes - needed)} stay free at the peak, which needs "
-            f"{size(needed)} ({size(peak)} allocated; {at})"
+            f"fits {gpu_}: {size(room.bytes - needed)} stay free at the peak ({at}), which needs "
+            f"{size(needed)}: {_sum(beyond, peak, size)}"
         )
     more = size(needed - room.bytes)
     stages = sum(beyond.verdict(each.peak.bytes, room.bytes) != "fits" for each in held)
-    several = f"; {stages} of {len(held)} stages do not fit" if len(held) > 1 else ""
+    do_not = "does not" if stages == 1 else "do not"
+    several = f"; {stages} of {len(held)} stages {do_not} fit" if len(held) > 1 else ""
     if verdict == "allocated_only":
         return (
-            f"does not fit {gpu_}: {beyond.needs} {more} more; allocated bytes alone would fit "
-            f"({size(peak)}; {at}){several}"
+            f"does not fit {gpu_}: {more} short with {beyond.name}; the {size(peak)} allocated "
+            f"alone would fit ({at}){several}"
         )
     group, largest = max(by_group(worst.peak).items(), key=lambda item: item[1])
     name = OPTIMIZER if group == "optimizer" else group
     return (
         f"does not fit {gpu_}: stage {worst.stage} needs {more} more, with {size(peak)} allocated "
-        f"in {worst.peak.name}; largest part: {name}, {size(largest)}{several}"
+        f"at its peak ({worst.peak.name}); largest part: {name}, {size(largest)}{several}"
     )
+
+
+def _sum(beyond: Headroom, peak: int, size: Callable[[int], str]) -> str:
+    """What the bytes that a GPU needs at a peak consist of."""
+    parts = [f"{size(part.bytes)} {part.name}" for part in beyond.parts(peak)]
+    return " + ".join((f"{size(peak)} allocated", *parts))
 
 
 def _smallest(
@@ -235,7 +242,7 @@ def _smallest(
         on_it = _worst(device(config.on_gpu(found.name))).peak.bytes  # with its workspaces
         if beyond.needed(on_it) <= found.memory_bytes:
             fits = f"{found.name} ({size(found.memory_bytes)})"
-            return f"{line}the smallest NVIDIA GPU that fits is {fits}"
+            return f"{line}the smallest NVIDIA GPU with {config.run.precision} that fits is {fits}"
         needed = found.memory_bytes + 1
     return f"{line}no NVIDIA GPU of the catalogue with {config.run.precision} holds that"
 
@@ -249,7 +256,7 @@ def _over(
         peak = each.peak.bytes
         needed = beyond.needed(peak)
         yield (
-            f"stage {each.stage} needs {size(needed)} ({size(peak)} allocated in "
+            f"stage {each.stage} needs {size(needed)} ({size(peak)} allocated at its peak, "
             f"{each.peak.name}), {size(needed - limit.bytes)} more than the budget {limit.name}"
         )
     if len(over) > MOST_OVER:
@@ -307,7 +314,7 @@ def _beside(
     for imbalance, sizes in peaks.items():
         if imbalance > config.run.imbalance:
             more = sizes[memory.stage] - peaks[config.run.imbalance][memory.stage]
-            name = f"experts: additional with --imbalance {imbalance:g}"
+            name = f"not in the peak: experts with --imbalance {imbalance:g}"
             yield Part(name, more, BESIDE, "estimated", "routers are uneven: --imbalance")
 
 
@@ -366,9 +373,9 @@ def _setting_notes(config: Config) -> Iterator[str]:
         )
     if parallel.scheduling.splits_backward:
         yield (
-            "weight gradients are computed later than input gradients: until then the input of "
-            "each GEMM and the gradient of its output are counted (of an all-gathered tensor only "
-            "the shard); this was never compared with a measurement"
+            "split backward: until its weight gradient is computed, each GEMM keeps its input "
+            "(of an all-gathered input the shard) and its output gradient; not compared with "
+            "measurements"
         )
     yield f"{_of_a_parameter(config)}; {_split(config)}"
     if left := OPTIMIZERS[run.optimizer].not_counted:
@@ -389,9 +396,8 @@ def _setting_notes(config: Config) -> Iterator[str]:
     ranks = parallel.tp * parallel.cp * parallel.dp
     if config.model.experts and parallel.ep * parallel.expert_tp > ranks:
         yield (
-            f"expert parallelism needs {parallel.ep * parallel.expert_tp} ranks per stage, but "
-            f"--tp x --cp x --dp is {ranks}: pass a larger --dp; optimizer states may then also be "
-            "sharded"
+            f"warning: expert parallelism needs {parallel.ep * parallel.expert_tp} ranks per "
+            f"stage, but --tp x --cp x --dp is {ranks}: pass a larger --dp"
         )
 
 
@@ -407,16 +413,28 @@ def _of_a_parameter(config: Config) -> str:
         own, copies_ = (1, 1) if run.fp8_params else (2, 2)
         own = weight if own_master else own
         linears = f" (linear layers: {own} B, and {copies_} B of fp8 copies)"
+    moments = OPTIMIZERS[run.optimizer].moments
+    master = optimizer - MOMENTS[run.moments] * moments[0].number
+    terms = [f"{MOMENTS[run.moments] * m.number} B of {_of(m)}" for m in moments]
+    states = [f"master weight {master} B"] if master else []
+    states.append(" or ".join(terms))
     return (
-        f"per parameter: weight {weight} B{linears}, gradient {each.gradient} B, {run.optimizer} "
-        f"states {optimizer} B"
+        f"per parameter: weight {weight} B{linears}, gradient {each.gradient} B, "
+        f"{', '.join(states)}"
     )
+
+
+def _of(moments: Moments) -> str:
+    """Moments, and of which weights they are if not of all."""
+    return moments.name if moments.weights == ALL else f"{moments.name} ({moments.weights})"
 
 
 def _split(config: Config) -> str:
     """What is sharded over data-parallel ranks, and by which implementation."""
     parallel, experts = config.parallel, config.model.experts
     what = ZERO[parallel.zero]
+    if parallel.zero == parallel.sharding.gathered_at:
+        what += ", and weights, which stay gathered after forward (in buffers)"
     if parallel.zero == 0:
         return "nothing is sharded over data-parallel ranks"
     who = parallel.sharding.summary
@@ -451,8 +469,8 @@ def _experts_note(
     )
     if shown:
         yield (
-            f"largest peak of all stages, allocated: {shown}; routers become less "
-            "balanced over the first steps, so measured peaks grow"
+            f"largest peak of all stages, allocated: {shown}; measured peaks of MoE runs grew over "
+            "the first steps, as they do when routing becomes less balanced"
         )
 
 

@@ -6,9 +6,9 @@ from memcalc.answers.warnings import warnings
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
-from memcalc.config.recompute import METHODS
+from memcalc.config.recompute import METHODS, POLICIES
 from memcalc.graph.graph import OF_ATTENTION
-from memcalc.units import format_bytes
+from memcalc.units import counted, format_bytes
 
 MASKED = (
     "with a mask, sdpa runs PyTorch's memory-efficient kernel, which saves a copy of the mask (its "
@@ -42,9 +42,10 @@ def _of_spread(config: Config) -> list[str]:
     rest %= parallel.chunks
     if not rest or said != (None, None, None):
         return []
+    what = "stages" if parallel.chunks_per_rank == 1 else "model chunks"
     return [
-        f"assumed: {config.model.layers} layers on {parallel.chunks} model chunks, one more on "
-        f"each of the first {rest}"
+        f"assumed: {config.model.layers} layers on {parallel.chunks} {what}: one more on "
+        f"{'the first' if rest == 1 else f'each of the first {rest}'} than on the others"
     ]
 
 
@@ -52,8 +53,10 @@ def _of_experts(config: Config, accounting: str | None) -> list[str]:
     model, run = config.model, config.run
     if model.experts is None:
         return []
-    load = f"{run.imbalance:g} times a balanced share" if run.imbalance != 1 else "a balanced share"
-    lines = [f"experts: the busiest expert rank receives {load} of the routed tokens"]
+    lines = [f"experts: balanced routing (--imbalance {run.imbalance:g})"]
+    if run.imbalance != 1:
+        load = f"{run.imbalance:g} times a balanced share"
+        lines = [f"experts: the busiest expert rank receives {load} of the routed tokens"]
     if run.imbalance % 1:
         lines[0] += " (rounded up to whole tokens, except in formulas)"
     if model.capacity_factor is not None:
@@ -127,14 +130,14 @@ def setting(config: Config) -> str:
 
     >>> from memcalc.config import load
     >>> setting(load("22b"))
-    '22b (s 2048, b 4, t 8, fp16)'
+    '22b (s 2048, b 4, tp 8, fp16)'
     """
     run, parallel = config.run, config.parallel
-    sizes = f"s {run.seq_length}, b {run.micro_batch_size}, t {parallel.tp}"
+    sizes = f"s {run.seq_length}, b {run.micro_batch_size}, tp {parallel.tp}"
     if parallel.cp > 1:
-        sizes += f", c {parallel.cp}"
+        sizes += f", cp {parallel.cp}"
     if parallel.ep > 1:
-        sizes += f", e {parallel.ep}"
+        sizes += f", ep {parallel.ep}"
     sequence = ", sequence parallel" if parallel.sp else ""
     return f"{_short(config)} ({sizes}{sequence}, {run.precision})"
 
@@ -144,18 +147,18 @@ def whole_setting(config: Config) -> str:
 
     >>> from memcalc.config import load
     >>> whole_setting(load("22b"))
-    '22b (s 2048, b 4, t 8, p 1, c 1, d 1, ZeRO 0, global batch 4, fp16, a100-80gb)'
+    '22b (s 2048, b 4, tp 8, pp 1, cp 1, dp 1, ZeRO 0, global batch 4, fp16, a100-80gb)'
     """
     run, parallel = config.run, config.parallel
     sizes = {
         "s": run.seq_length,
         "b": run.micro_batch_size,
-        "t": parallel.tp,
-        "p": parallel.pp,
-        "m": parallel.vpp if parallel.vpp > 1 else None,
-        "c": parallel.cp,
-        "e": parallel.ep if config.model.experts else None,
-        "d": parallel.dp,
+        "tp": parallel.tp,
+        "pp": parallel.pp,
+        "vpp": parallel.vpp if parallel.vpp > 1 else None,
+        "cp": parallel.cp,
+        "ep": parallel.ep if config.model.experts else None,
+        "dp": parallel.dp,
         "ZeRO": parallel.zero,
         "global batch": config.sequences,
     }
@@ -188,7 +191,10 @@ def recomputation(config: Config) -> str:
     method = f" ({run.recompute_method or 'uniform'} {number})" if number is not None else ""
     if words in (["selective"], ["full"]):
         return f"{words[0]} recomputation{method}"
-    return f"recomputing {', '.join(words)}{method}"
+    if words == ["offload"]:
+        return "activations offloaded"
+    what = "recompute policy" if {*words} & POLICIES.keys() else "recomputing"
+    return f"{what} {', '.join(words)}{method}"
 
 
 def method_note(config: Config) -> tuple[str, ...]:
@@ -196,7 +202,8 @@ def method_note(config: Config) -> tuple[str, ...]:
     run = config.run
     if run.recompute_layers is None or run.recompute_method is None:
         return ()
-    return (f"{run.recompute_method} {run.recompute_layers}: {METHODS[run.recompute_method]}",)
+    what = METHODS[run.recompute_method].format(counted(run.recompute_layers, "layer"))
+    return (f"{run.recompute_method} {run.recompute_layers}: {what}",)
 
 
 def flash_note(config: Config) -> tuple[str, ...]:
@@ -222,6 +229,9 @@ def attention_kernels(config: Config) -> set[str]:
 
 def batch_note(config: Config) -> str:
     """The global batch, and whether it is assumed."""
-    assumed = " (assumed: enough micro-batches to fill the pipeline)"
+    what = "enough micro-batches to fill the pipeline"
+    if config.parallel.pp == 1:
+        what = "one micro-batch per data-parallel rank"
+    assumed = f" (assumed: {what})"
     said = "" if config.run.global_batch_size else assumed
     return f"a global batch of {config.sequences}{said}"

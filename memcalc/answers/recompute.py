@@ -83,9 +83,11 @@ def recompute(
         (
             *notes(config, accounting),
             *flash_note(config),
-            "bytes are per rank; FLOPs are of GEMMs, per micro-batch, over all ranks",
+            "bytes are per rank; FLOPs, also of the last column, are of GEMMs, per micro-batch, "
+            "over all ranks",
             "early stop: recomputation ends at the last tensor that backward needs "
             "(torch.utils.checkpoint's default)",
+            *_dropped_note(rows),
             *_flash_backward_note(config),
             *lines,
         ),
@@ -164,12 +166,24 @@ def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
     return rows + early + own
 
 
+def _dropped_note(rows: list[tuple[Any, ...]]) -> tuple[str, ...]:
+    """What Megatron's modules save beyond the regions of nearly the same name."""
+    there = {row[1] for row in rows}
+    names = [name for name, each in MEGATRON_MODULES.items() if each.dropped and name in there]
+    if not names:
+        return ()
+    return (
+        f"{', '.join(names)}: Megatron's modules, which free and recompute the output too; regions "
+        "keep their output",
+    )
+
+
 def _flash_backward_note(config: Config) -> tuple[str, ...]:
     if not attention_kernels(config):
         return ()
     return (
-        "flash backward: FLOPs that a flash kernel's backward always spends on recomputing scores; "
-        "PyTorch's FLOP counter includes them, the other rows here do not",
+        "flash backward (no policy): FLOPs that a flash kernel's backward always spends on "
+        "recomputing scores; PyTorch's FLOP counter includes them, the other rows here do not",
     )
 
 

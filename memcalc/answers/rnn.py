@@ -34,7 +34,7 @@ ON_CHIP = (
     Column("bytes_per_nonzero", "ratio", detail=2),
     Column("weight_bytes", "bytes", detail=1),
     Column("weight_bytes_per_sm", "bytes", detail=2),
-    Column("u_percent", "percent"),
+    Column("u_percent", "percent", title="register use %"),
     Column("weights_in", "text", choices=(REGISTERS, SHARED, MEMORY)),
     Column("largest_hidden", "count", least=0),
     Column("largest_hidden_with_shared", "count", detail=2, least=0),
@@ -66,7 +66,7 @@ STEP = (
     Column("source", "text", detail=True),
 )
 
-FORMULA = (Column("step", "text"), Column("formula", "formula"))
+FORMULA = (Column("step", "text", title="quantity"), Column("formula", "formula"))
 
 
 def rnn(
@@ -181,13 +181,13 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         layers = f"{config.layers} layers on chip at the same time"
     lines = [
         "storage: density, then bytes per value + bytes per index",
-        f"u percent: share of the registers of {sms} that the weights need",
-        f"largest hidden: the largest hidden size whose weights fit in u = {options.usable:g} of "
-        f"the registers of {sms}, evenly distributed (--usable, --sms); published dense kernels "
-        "use 0.844 to 0.875",
-        "seconds: lower bounds per time step, from a roofline; on chip: weights stay in registers "
-        "or shared memory; streamed: every step reads them from memory, or from L2 if they fit "
-        "there",
+        f"register use: share of the registers of {sms} that the weights need",
+        f"largest hidden: the largest hidden size whose weights fit in {100 * options.usable:g} % "
+        f"of the registers of {sms}, evenly distributed (--usable, --sms); published dense kernels "
+        "use 84.4 to 87.5 %",
+        "on chip, streamed: lower bounds per time step, from a roofline; on chip: weights stay in "
+        "registers or shared memory; streamed: every step reads them from memory, or from L2 if "
+        "they fit there",
         f"roofline: {peak} of {sms} (--peak-flops), memory at the data sheet's bandwidth, {l2}, "
         f"and {options.sync_seconds:g} s of grid synchronisation (--sync)",
         "speedup bound: streamed seconds over on-chip seconds",
@@ -199,7 +199,11 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
     published = [
         *(["h 2304 and b 4 (--hidden-size, --batch-size)"] if config == Recurrent() else []),
         *(["a density of 30 % (--density)"] if options.densities == usual.densities else []),
-        *(["a P100, as in its first version (--gpu)"] if options.gpus == usual.gpus else []),
+        *(
+            ["a P100, as in the abstract's first version (--gpu)"]
+            if options.gpus == usual.gpus
+            else []
+        ),
     ]
     if published:
         lines.append(f"assumed, from the abstract of Zhu et al. 2018: {', '.join(published)}")
@@ -249,9 +253,9 @@ def _training(config: Recurrent, every: int | None) -> Report:
         {},
         (
             *_kernel_notes(config),
-            "kept: bytes saved for backward when the forward pass ends; peak: the most bytes at "
-            "any time of backward, with one recomputed segment, without gradients",
-            "best: the checkpoint spacing with the least peak; of several, the widest",
+            "kept: bytes saved for backward when the forward pass ends; peak: the most bytes "
+            "during backward, kept bytes and one recomputed segment, without gradients",
+            "best: the checkpoint spacing with the lowest peak; of several, the widest",
             f"parameters: {recurrent.parameters(config):,}; forward FLOPs: {extra:,}",
         ),
         answer=_lowest(costs.peak(steps, best), best, whole, extra),
@@ -272,6 +276,7 @@ def _step(config: Recurrent) -> Report:
     entries = kept(rnn_graph(config, 1))
     size = sum(entry.tensor.bytes for entry in entries)
     costs = recurrent.costs(config)
+    later = costs.input + costs.step
     return Report(
         "rnn",
         f"Tensors that one time step keeps: {_setting(config)}, {config.precision}",
@@ -290,8 +295,8 @@ def _step(config: Recurrent) -> Report:
         {},
         (
             *_kernel_notes(config),
-            f"every later step keeps {costs.input + costs.step:,} bytes: the previous step already "
-            "keeps its initial states",
+            f"every later step keeps {format_bytes(later)}"
+            + (", since the previous step keeps its initial states" if later < size else ""),
         ),
         answer=f"one time step keeps {format_bytes(size)} in {len(entries)} tensors",
     )

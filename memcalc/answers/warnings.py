@@ -1,6 +1,6 @@
 """Warnings about a Config: what is not modelled, counted as something else, or without effect."""
 
-from memcalc.answers.effect import nothing_recomputed, without_effect
+from memcalc.answers.effect import nothing_frozen, nothing_recomputed, without_effect
 from memcalc.config import Config
 
 
@@ -11,13 +11,13 @@ def warnings(config: Config) -> tuple[str, ...]:
     lines += ineffective(config)
     if config.model.experts and config.parallel.tp > 1 and not config.parallel.sp:
         lines.append(
-            "Megatron-core refuses experts with tensor parallelism but no sequence "
-            "parallelism (pass --sp); counted as if every rank dispatched all tokens"
+            "Megatron-core requires --sp for MoE with --tp > 1; without it, every "
+            "tensor-parallel rank is assumed to dispatch all tokens"
         )
     if config.run.precision == "fp8":
         lines.append(
-            "fp8: linears are counted as keeping their inputs once, in 8 bits, as in "
-            "Transformer Engine's sources; not measured"
+            "fp8: each linear is assumed to save its input once, in fp8 (from Transformer "
+            "Engine's source; not measured)"
         )
     windowed = config.masked_layers == "windowed" and 0 not in (config.model.window_layers or ())
     flash = kernels.fused_attention and config.masked_layers != "all" and not windowed
@@ -36,10 +36,9 @@ def warnings(config: Config) -> tuple[str, ...]:
             f"{kernels.maker.title}'s layers were not measured with tensor parallelism: the "
             f"tensors are counted as --implementation {kernels.maker.sharded_as} shards them"
         )
-    if config.run.frozen:
+    if {*config.run.frozen} - {*nothing_frozen(config.model, config.run)}:
         lines.append(
-            "--frozen uses less memory than counted (activations are counted as if all parts "
-            "were trained)"
+            "--frozen: activations are counted as if all parts were trained; the run saves fewer"
         )
     lines += _of_stacks(config)
     if kernels.packs_value and config.model.position == "rotary":

@@ -21,7 +21,10 @@ COMPLETE = "_MEMCALC_COMPLETE"  # the environment variable with which a shell as
 # Command -> where it is defined, and its help in one line (so that --help imports none of them).
 COMMANDS = {
     "memory": ("memcalc.cli.memory:memory", "Memory per GPU, and whether it fits."),
-    "layer": ("memcalc.cli.layer:layer", "Activation memory of one layer under each technique."),
+    "layer": (
+        "memcalc.cli.layer:layer",
+        "Activation memory of one layer under TP, SP and recomputation.",
+    ),
     "ledger": ("memcalc.cli.ledger:ledger", "Every tensor that one layer keeps for backward."),
     "formula": ("memcalc.cli.formula:formula", "The closed form of one layer's memory."),
     "recompute": ("memcalc.cli.recompute:recompute", "What each recompute policy saves and costs."),
@@ -123,7 +126,7 @@ repository describes the commands and shell completion.
     help="Show the versions of memcalc, Python and torch and exit.",
 )
 def cli() -> None:
-    """Memory, FLOPs and communication of transformer training, calculated exactly.
+    """Memory, FLOPs and communication of transformer training, from shapes and source code.
 
     MODEL is a catalogue name (see `memcalc models`) or a file: memcalc's own JSON, a Hugging Face
     config.json or its folder, or a launch file (Megatron-LM script or YAML, gpt-neox or nanotron

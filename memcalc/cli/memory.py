@@ -61,8 +61,8 @@ def memory(
 
     The first line is the verdict: fits; does not fit, but allocated bytes alone would (without the
     estimated reserved memory, CUDA context and NCCL buffers); or does not fit. Columns are bytes
-    at the peak of each stage: allocated by PyTorch, and as "reserved estimated" what its allocator
-    holds from the driver.
+    allocated by PyTorch at the peak of each stage; "reserved estimated" is what PyTorch's allocator
+    reserves then (torch.cuda.max_memory_reserved), estimated.
 
     \b
     Examples:

@@ -99,8 +99,8 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--precision",
             type=click.Choice(list(PRECISION_BYTES)),
-            help="Dtype of activations; with fp8, linears keep their inputs in 8 bits.  "
-            "[default: bf16]",
+            help="Dtype of weights and activations. fp8: linears save fp8 inputs, and keep "
+            "fp8 copies of their bf16 weights.  [default: bf16]",
         ),
         "dropout": partial(
             option,
@@ -232,7 +232,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--sharder",
             type=click.Choice(list(SHARDERS)),
             metavar="NAME",
-            help=f"Which framework's sharding to count: {', '.join(SHARDERS)}.  "
+            help=f"Framework whose sharding is modelled: {', '.join(SHARDERS)}.  "
             "[default: megatron; deepspeed for --zero 2 and 3]",
         ),
         "shard_copies": partial(
@@ -309,13 +309,15 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "selective_op (torchtitan's); offload; regions (core_attention, attention, "
             "cross_attention, mla_up, mlp, moe, expert_act, shared_experts, norm, layer); or "
             "Megatron's --recompute-modules (core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, "
-            "shared_experts). Separate several with commas.  [default: none]",
+            "shared_experts), of which layernorm, mla_up_proj and moe_act also free and recompute "
+            "the output. Separate several with commas.  [default: none]",
         ),
         "recompute_method": partial(
             option,
             "--recompute-method",
             type=click.Choice(list(METHODS)),
-            help="With --recompute full: what --recompute-layers counts.  [default: uniform]",
+            help="With --recompute full: uniform (a checkpoint per N layers), or block (only the "
+            "first N layers of each model chunk); N is --recompute-layers.  [default: uniform]",
         ),
         "recompute_layers": partial(
             option,
@@ -331,8 +333,8 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--implementation",
             type=click.Choice(list(IMPLEMENTATIONS)),
             metavar="NAME",
-            help=f"Which framework's layer to count: {', '.join(IMPLEMENTATIONS)}.  "
-            "[default: megatron; paper for the paper's models]",
+            help=f"Framework whose layer is modelled: {', '.join(IMPLEMENTATIONS)}.  "
+            "[default: megatron; paper for 22b, 175b, 530b and 1t]",
         ),
         "attention": partial(
             option,
@@ -364,7 +366,8 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--accounting",
             type=click.Choice(list(ACCOUNTINGS)),
             default="paper",
-            help="paper leaves small buffers out; exact counts every byte.  [default: paper]",
+            help="paper leaves small buffers out, as Korthikanti et al. 2022; exact counts every "
+            "byte.  [default: paper]",
         ),
         "format": partial(
             option,

@@ -63,7 +63,7 @@ class Config:
         counted = self.parallel.embedding_as_layer + self.parallel.loss_as_layer
         if self.parallel.layout is None and chunks > model.layers + counted:
             raise ConfigError(
-                f"{chunks} model chunks (--pp x chunks per rank) need as many layers; "
+                f"{chunks} model chunks (--pp x chunks per rank) need at least {chunks} layers; "
                 f"{model.name} has {model.layers}"
             )
         self.parallel.spread(model.layers + (model.encoder_layers or 0), model.mtp_layers)

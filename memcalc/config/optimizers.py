@@ -66,7 +66,7 @@ OPTIMIZERS = {
         ),
         aliases=("dist_muon",),
         step_bytes=0,
-        not_counted="Muon's step, which needs a few copies of one matrix at a time",
+        not_counted="temporary buffers of Muon's Newton-Schulz steps, a few copies of one matrix",
     ),
 }
 

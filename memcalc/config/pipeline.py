@@ -131,7 +131,8 @@ SCHEDULES = {
         refuses=whole_groups,
     ),
     "zb-h1": Schedule(
-        "1F1B whose weight gradients fill bubbles, within 1F1B's memory",
+        "zero bubble ZB-H1: backward is split, and weight gradients fill the bubbles; every rank "
+        "holds up to p micro-batches",
         "memcalc.analysis.schedule:zb_h1",
         chunks=1,
         ranks_per_chunk=1,
@@ -142,7 +143,8 @@ SCHEDULES = {
         refuses=any_number,
     ),
     "zb-h2": Schedule(
-        "as zb-h1, with more micro-batches in flight and no bubble",
+        "zero bubble ZB-H2: as zb-h1, with up to 2p-1 micro-batches in flight, so that no "
+        "bubble is left",
         "memcalc.analysis.schedule:zb_h2",
         chunks=1,
         ranks_per_chunk=1,
@@ -153,7 +155,7 @@ SCHEDULES = {
         refuses=any_number,
     ),
     "zb-v": Schedule(
-        "two model chunks per rank, down the pipeline and up again",
+        "two model chunks per rank in a V (rank 0 holds the first and the last); split backward",
         "memcalc.analysis.schedule:zb_v",
         chunks=2,
         ranks_per_chunk=1,
@@ -164,7 +166,8 @@ SCHEDULES = {
         refuses=any_number,
     ),
     "dualpipe": Schedule(
-        "micro-batches from both ends, with both ends' weights on every rank",
+        "bidirectional: micro-batches enter at both ends; every rank i holds the weights of two "
+        "stages, i and p-1-i",
         "memcalc.analysis.schedule:dualpipe",
         chunks=2,
         ranks_per_chunk=2,

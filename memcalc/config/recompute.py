@@ -58,10 +58,10 @@ POLICIES = {
     "offload": Policy(offloaded=True),
 }
 
-# What --recompute-layers counts under each --recompute-method, as in Megatron-LM.
+# What is recomputed under each --recompute-method, with --recompute-layers, as in Megatron-LM.
 METHODS = {
-    "uniform": "layers per checkpoint, recomputed from the input of the first",
-    "block": "layers recomputed per model chunk, each from its own input; the others are not",
+    "uniform": "one checkpoint per {}",
+    "block": "the first {} of each model chunk recomputed, the others not",
 }
 
 # Words of Megatron-core's --recompute-modules that are not names of regions, or mean more.

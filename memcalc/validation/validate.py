@@ -202,7 +202,10 @@ def _beyond_the_paper(config: Config) -> tuple[str, ...]:
     terms = ", ".join(
         f"{name} {'+' if n > 0 else '-'}{format_bytes(abs(n))}" for name, n in differences.items()
     )
-    return (f"paper accounting: {format_bytes(theirs)}; differences: {terms}",)
+    return (
+        f"--implementation paper --accounting paper: {format_bytes(theirs)}; this layer differs "
+        f"by: {terms}",
+    )
 
 
 def _paper_differences(config: Config) -> tuple[int, dict[str, int]]:
