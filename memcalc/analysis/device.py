@@ -222,7 +222,11 @@ def _unsplit_activations(rank: Rank, held: Held) -> Iterator[Part]:
     size, all_walked = segments.unsplit_passes(layers, copies)
     certainty = READ if all_walked else "estimated"
     yield Part(
-        "allocator blocks not split: activations", size, "buffers", certainty, segments.SOURCE
+        "unsplit remainders of allocator blocks: activations",
+        size,
+        "buffers",
+        certainty,
+        segments.SOURCE,
     )
 
 
@@ -262,7 +266,7 @@ def _of_layer(moment: Moment, kept: int, again: int) -> list[Part]:
     label = f"layer: working memory of {moment.op}"
     more = moment.kept + moment.working - kept
     return [
-        Part("layers recomputed in the same block", again, "activations", "exact", LEDGER),
+        Part("other layers of the same checkpoint", again, "activations", "exact", LEDGER),
         Part(label, more, "activations", "framework-dependent", LEDGER),
         Part("layer: weight gradient", moment.weight, "gradients", "exact", LEDGER),
     ]

@@ -254,7 +254,7 @@ def passes(parallel: Parallel, microbatches: int) -> int:
 def _too_long(parallel: Parallel, number: int, most: int) -> ConfigError:
     return ConfigError(
         f"schedule {parallel.order} over {parallel.pp} stages ({parallel.chunks} model chunks) has "
-        f"{number} forward and backward passes to walk, more than {most}: use a smaller --pp, "
+        f"{number} forward and backward passes to simulate, more than {most}: use a smaller --pp, "
         "--vpp, --microbatch-group-size or --global-batch-size"
     )
 

@@ -139,7 +139,7 @@ def unsplit_states(rank: Rank) -> Iterator[Part]:
 
     >>> from memcalc.config import load
     >>> [part.name for part in unsplit_states(Rank(load("gpt2"), 0))]
-    ['allocator blocks not split: states']
+    ['unsplit remainders of allocator blocks: states']
     """
     config, parallel = rank.config, rank.config.parallel
     if not parallel.sharding.known_order or config.run.environment.expandable_segments:
@@ -154,7 +154,11 @@ def unsplit_states(rank: Rank) -> Iterator[Part]:
     size = _unsplit(weights, recipe(config.run), shards)
     if size:
         yield Part(
-            "allocator blocks not split: states", size, "buffers", "framework-dependent", SEGMENTS
+            "unsplit remainders of allocator blocks: states",
+            size,
+            "buffers",
+            "framework-dependent",
+            SEGMENTS,
         )
 
 

@@ -29,7 +29,7 @@ BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 # Options that flag a row although the reader of the arguments models them in part, and options that
 # do not flag it although they are not modelled: what is counted instead takes the same bytes.
 MORE_FLAGS = {
-    "encoder-num-layers": "a model of an encoder and a decoder is modelled in part only",
+    "encoder-num-layers": "encoder-decoder models are modelled only in part",
     "fp8-format": "fp8 copies of activations and gradients are counted in part only",
 }
 NO_FLAGS = (
@@ -308,7 +308,7 @@ def _flagged(number: int, total: int) -> Iterator[str]:
     if number:
         yield (
             f"{number} of {counted(total, 'row')} ({100 * number / total:.1f} %) flagged: options "
-            "that memcalc does not model, unknown hardware, or refused"
+            "that memcalc does not model, unknown GPUs, or configurations that memcalc refuses"
         )
 
 
@@ -393,6 +393,6 @@ def _failures(unflagged: Sequence[Row], max_error: float | None) -> tuple[str, .
     if middle <= max_error:
         return ()
     return (
-        f"the median peak error over {counted(len(unflagged), 'row')}, unflagged, is "
+        f"the median absolute peak error of {counted(len(unflagged), 'unflagged row')} is "
         f"{100 * middle:.2f} %, above --max-error {100 * max_error:g}%",
     )

@@ -136,10 +136,10 @@ def _summary(judged: list[Judged], unexpected: list[Judged]) -> str:
     counts = Counter(said for _, _, said in judged)
     parts = {
         "agree": sum(counts[name] for name in AGREE),
-        "measured times": counts["measured"],
+        "measured": counts["measured"],
         "consistent with stated assumptions": counts["consistent"],
         "inconsistent": counts["inconsistent"],
-        "printed wrong": counts["paper_slip"],
+        "errors in papers (paper_slip)": counts["paper_slip"],
         "not derivable": counts["not_derivable"],
         "unexplained": counts["unexplained"],
     }

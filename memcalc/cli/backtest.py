@@ -33,7 +33,7 @@ def backtest(
 
     FILE has one run per line, as JSON: either Megatron-LM arguments with the measured peak and
     steady bytes of the last stage, or SimuMax's description of model, parallelism and run with the
-    measured peak of every stage. PATTERN chooses runs whose id contains it, or matches it as a
+    measured peak of every stage. PATTERN selects runs whose id contains it, or matches it as a
     shell pattern.
 
     A row is flagged if its run uses an option that memcalc does not model. docs/runs.md describes

@@ -33,8 +33,8 @@ def check(
     chooses claims whose id contains it, or matches it as a shell pattern.
 
     The columns difference and tolerance are in the unit of their row. The exit status
-    is 1 if a claim that PATTERN chooses has another verdict than expected, whether --verdict shows
-    it or not.
+    is 1 if a claim that PATTERN selects has a verdict other than the expected one, whether
+    --verdict shows it or not.
 
     \b
     Examples:

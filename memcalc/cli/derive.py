@@ -101,11 +101,11 @@ def derive(
 
     \b
       MODEL                      memcalc's own layer of that model, with every size symbolic
-      MODEL --from transformers  Hugging Face's model: each kind of layer, in s and b
+      MODEL --from transformers  Hugging Face's model: a formula per kind of layer
       package.module:factory     a function of yours that returns (module, inputs) or
                                  (module, inputs, symbols)
 
-    Only a factory TARGET executes code of yours.
+    Only a factory TARGET runs your code.
 
     With --against ledger the exit status is 1 if the formulas differ. This command needs
     PyTorch: pip install 'activation-memcalc[torch]', or [transformers] for --from transformers.

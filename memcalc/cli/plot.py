@@ -134,7 +134,7 @@ def techniques(model: str, accounting: str, output: Path, **settings: Any) -> No
 @kind("memory", *(name for name in EVERY if name != "accounting"))
 @model
 def memory(model: str, output: Path, **settings: Any) -> None:
-    """Memory per GPU at every pipeline stage, and the GPU's size.
+    """Memory per GPU at every pipeline stage, and the GPU's memory.
 
     A bar shows one stage of `memcalc memory`: allocated bytes at the peak, and above them,
     hatched on white, the estimates of reserved memory, CUDA context and NCCL.

@@ -95,7 +95,8 @@ def budget(text: str) -> int:
     found = _found(text)
     if found is None:
         raise ConfigError(
-            f"budget {text[:40]!r} must be a size with its unit, such as 80GB or 80GiB, or a GPU; "
+            f"--budget {text[:40]!r} must be a size with its unit, such as 80GB or 80GiB, or a "
+            "GPU; "
             + ("`memcalc gpus` lists all" if re.match(r"[-+.]?[0-9]", text) else _hint(text))
         )
     return found.memory_bytes

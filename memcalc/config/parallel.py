@@ -177,8 +177,8 @@ class Parallel:
             if len(found) != self.chunks or sum(chunk.layers for chunk in found) != layers:
                 raise ConfigError(
                     f"--layout has {sum(chunk.layers for chunk in found)} layers in {len(found)} "
-                    f"chunks, but the model has {layers} layers and the pipeline {self.chunks} "
-                    "(--pp x chunks per rank)"
+                    f"chunks; the model has {layers} layers, and --pp x chunks per rank is "
+                    f"{self.chunks}"
                 )
             if (placed := sum(chunk.further for chunk in found)) == further:
                 return found

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from memcalc.config import fields
 from memcalc.errors import ConfigError
+from memcalc.units import counted
 
 # Large models have some 200 layers, DeepNet (arXiv 2203.00555) 1,000, and pipelines up to 128
 # stages. Each layer and stage is walked: with more than these an answer would take seconds.
@@ -286,8 +287,8 @@ def uneven(
         )
     if others and rest % others:
         raise ConfigError(
-            f"the other {others} stages cannot share {rest} layers evenly: change "
-            "--first-stage-layers or --last-stage-layers"
+            f"{counted(rest, 'layer')} cannot be split evenly over the other {others} stages: "
+            "change --first-stage-layers or --last-stage-layers"
         )
     ranks = [own.get(rank, rest // max(1, others)) for rank in range(stages)]
     for number in ranks:

@@ -65,7 +65,7 @@ def draw(path: Path) -> Figure:
     beyond = sum(abs(error) > edge for error in errors.values())
     if beyond:
         below.set_title(
-            f"errors above {edge:g} % are drawn at the edge: {beyond} of {len(found)} runs",
+            f"errors beyond ±{edge:g} % are drawn at the edge: {beyond} of {len(found)} runs",
             fontsize=8,
             loc="right",
             color="0.35",

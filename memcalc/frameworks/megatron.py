@@ -104,7 +104,7 @@ def lasting(rank: Rank) -> Iterator[Buffer]:
         shard = whole // parallel.cp // (parallel.tp if parallel.sp else 1)
         sizes.append((shard * parallel.ep * parallel.expert_tp, MEGATRON_TOKENS))
     size, source = max(sizes)
-    yield Buffer("Megatron's global buffer", size, source)
+    yield Buffer("Megatron's GlobalMemoryBuffer", size, source)
     if model.position == "rotary":
         width = model.rope_head_size or model.head_size
         size = 4 * run.seq_length * width // parallel.cp  # fp32, for a rank's tokens
@@ -124,9 +124,9 @@ def in_a_pass(rank: Rank, phase: str) -> Iterator[Buffer]:
         if parallel.chunks_per_rank > 1:
             name, number = "input, output gradient and input gradient in transit", 3
         elif phase == "forward":
-            name, number = "previous micro-batch: its input and the gradient of it", 2
+            name, number = "stage input of the previous micro-batch, and its gradient", 2
         else:
-            name, number = "previous micro-batch: gradient of its input", 1
+            name, number = "gradient of the previous micro-batch's stage input", 1
         yield Buffer(name, number * rank.output_bytes, MEGATRON_P2P)
     if phase == "forward" and (rank.embedding or rank.head) and run.environment.loader_mask:
         size = run.micro_batch_size * run.seq_length**2 // parallel.cp
@@ -140,7 +140,7 @@ def between_steps(rank: Rank) -> Iterator[Buffer]:
     parallel = rank.config.parallel
     if parallel.pp > 1:
         received = parallel.chunks_per_rank - rank.embedding
-        name = "last input of each chunk and its gradient"
+        name = "last stage input of each model chunk, and its gradient"
         yield Buffer(name, 2 * received * rank.output_bytes, MEGATRON_PIPELINE)
 
 
@@ -161,5 +161,5 @@ def _deferred(rank: Rank) -> Iterator[Buffer]:
         name = "logit gradients and hidden states for the deferred head gradient"
         yield Buffer(name, number * each, MEGATRON_DEFERRED)
         leaves = max(0, min(number, config.microbatches - 2)) if parallel.pp > 1 else 0
-        name = "stage inputs of these micro-batches and their gradients"
+        name = "stage inputs of the deferred micro-batches and their gradients"
         yield Buffer(name, 2 * leaves * rank.output_bytes, TORCH_LEAF)

@@ -69,8 +69,8 @@ def finding_notes(found: list[Finding], config: Config, device: str) -> tuple[st
     if first.gradient_error is not None:
         error = float(torch.tensor([each.gradient_error for each in found]).max())
         lines.append(
-            "gradients of the input and of the sharded weights equal the unsharded layer's, in "
-            f"fp32 without dropout, to within {error:.1g} of the largest"
+            "gradients of the input and of the sharded weights agree with the unsharded layer's, "
+            f"in fp32 without dropout, to {error:.1g} of the largest gradient"
         )
     if first.peaks:
         slope, rest = _slope(first.peaks), _rest(first.peaks)

@@ -36,7 +36,7 @@ IGNORED_STORAGES: dict[str, tuple[int | None, str]] = {
     "turns": (None, "the table of rotary positions as complex numbers, one per model"),
     "alibi": (None, "the table of ALiBi slopes, one per model"),
     "": (8, "an int64 index that Falcon's code makes from a list"),
-    "linear_qkv": (4, "an int32, the kind of mask, that Megatron-core's checkpoint saves"),
+    "linear_qkv": (4, "an int32 with the mask's kind, saved by Megatron-core's checkpoint"),
 }
 
 

@@ -436,7 +436,7 @@ class TestReport:
         assert outcome.status == 1
         assert outcome.out
         assert outcome.err.startswith(
-            "memcalc: failed: the median peak error over 2 rows, unflagged, is"
+            "memcalc: failed: the median absolute peak error of 2 unflagged rows is"
         )
 
     def test_where_all_are_flagged_none_holds_a_bound(self, memcalc, written):

@@ -78,7 +78,7 @@ class TestPhases:
         config = llama(recompute="full", recompute_method="uniform", recompute_layers=4)
         parts = named(phase(stage_memory(config, 0), "backward").parts)
         whole, input_ = layer_bytes(llama(), "exact"), 2 * 4096 * 4096
-        assert parts["layers recomputed in the same block"] == 3 * whole - input_
+        assert parts["other layers of the same checkpoint"] == 3 * whole - input_
 
     def test_the_largest_group_is_the_peak_wherever_it_stands(self):
         """Of 32 layers in groups of 31 the last group is one layer alone."""
@@ -87,7 +87,7 @@ class TestPhases:
             phase(stage_memory(llama(**settings, recompute_layers=31), 0), "backward").parts
         )
         whole, input_ = layer_bytes(llama(), "exact"), 2 * 4096 * 4096
-        assert parts["layers recomputed in the same block"] == 30 * whole - input_
+        assert parts["other layers of the same checkpoint"] == 30 * whole - input_
         assert parts["layers' activations"] == input_  # the last layer's is gone
 
     def test_the_layer_that_needs_most_is_the_peak_wherever_it_stands(self):
@@ -194,7 +194,7 @@ class TestBuffers:
     def test_the_head_gathers_into_a_buffer_of_its_own_stage(self):
         config = llama(tp=2, sp=True, pp=2)
         sizes = [
-            named(buffers.lasting(Rank(config, stage))).get("Megatron's global buffer", 0)
+            named(buffers.lasting(Rank(config, stage))).get("Megatron's GlobalMemoryBuffer", 0)
             for stage in (0, 1)
         ]
         assert sizes == [0, 2 * 4096 * 4096]
@@ -202,7 +202,8 @@ class TestBuffers:
     def test_local_attention_works_in_a_buffer_of_scores(self):
         config = load("gpt2", implementation="megatron-local", seq_length=1024, tp=4)
         assert (
-            named(buffers.lasting(Rank(config, 0)))["Megatron's global buffer"] == 2 * 3 * 1024**2
+            named(buffers.lasting(Rank(config, 0)))["Megatron's GlobalMemoryBuffer"]
+            == 2 * 3 * 1024**2
         )
 
     def test_experts_that_are_given_all_tokens_gather_them_into_it(self):
@@ -211,7 +212,7 @@ class TestBuffers:
             config = load(
                 "mixtral-8x7b", implementation="megatron", gathers_tokens=gathers, **settings
             )
-            assert named(buffers.lasting(Rank(config, 0)))["Megatron's global buffer"] == size
+            assert named(buffers.lasting(Rank(config, 0)))["Megatron's GlobalMemoryBuffer"] == size
 
     def test_the_rotary_table_is_of_a_ranks_own_tokens(self):
         assert (

@@ -262,7 +262,7 @@ EOF
         arguments = TOY.replace("--hidden-size 512", '--hidden-size "$SIZE"')
         with pytest.raises(InputError) as caught:
             script(arguments, f"SIZE={size.replace('{gone}', str(gone))}")
-        assert "--hidden-size has no known value: the file does not determine " in str(caught.value)
+        assert "--hidden-size has no known value: the file does not set " in str(caught.value)
         assert said in str(caught.value)
         assert not gone.exists()
 
@@ -270,7 +270,7 @@ EOF
         config = script(TOY.replace("--micro-batch-size 2", "--micro-batch-size $3"))
         assert config.run.micro_batch_size == 1
         assert warnings(config) == (
-            "--micro-batch-size has no known value: the file does not determine $3; set it on the "
+            "--micro-batch-size has no known value: the file does not set $3; set it on the "
             "command line",
         )
 
@@ -288,9 +288,9 @@ EOF
         assert config.model.activation == "gelu"
         assert not config.model.mlp_bias
         assert warnings(config) == (
-            "ignored, because they depend on a condition that the file does not determine: "
+            "ignored, because they depend on a condition that the file does not decide: "
             "--swiglu, --squared-relu, --sequence-parallel",
-            "arguments may be missing: the file does not determine $EXTRA, $OPTIONS",
+            "arguments may be missing: the file does not set $EXTRA, $OPTIONS",
         )
 
     def test_missing_sizes_are_asked_for_with_what_may_hold_them(self, script):
@@ -425,7 +425,7 @@ class TestMegatronArguments:
     def test_modules_that_nobody_knows_are_named(self, script):
         config = script(f"{TOY} --recompute-granularity selective --recompute-modules foo mlp")
         assert warnings(config) == (
-            "--recompute-modules foo is not modelled: uses less memory than counted",
+            "--recompute-modules foo is not modelled: actual memory is lower",
         )
         assert config.run.policy == load("22b", recompute="mlp").run.policy
 
@@ -454,7 +454,7 @@ class TestMegatronArguments:
     def test_what_is_not_modelled_and_what_is_not_known_is_named(self, script):
         config = script(TOY + "--cpu-offloading --frobnicate 3 --save x --lr 1e-4 --foo_bar")
         assert warnings(config) == (
-            "--cpu-offloading is not modelled: uses less GPU memory than counted",
+            "--cpu-offloading is not modelled: actual GPU memory is lower",
             "unknown to memcalc, ignored: --foo-bar, --frobnicate",
         )
 
@@ -564,7 +564,7 @@ class TestHostileScripts:
 
     def test_variables_that_need_one_another_are_open(self, write):
         text = f"A=$B\nB=$A\nA=$B\ntorchrun x.py {TOY} --ffn-hidden-size $A"
-        with pytest.raises(InputError, match=r"the file does not determine \$B"):
+        with pytest.raises(InputError, match=r"the file does not set \$B"):
             load(write(text, "x.sh"))
 
     @pytest.mark.parametrize(
@@ -901,7 +901,7 @@ class TestRunFiles:
         run = {"activation_checkpointing": {"partition_activations": True}, "frobnicate": 1}
         assert warnings(load("gpt2", write(DEEPSPEED | run, "ds.json"))) == (
             "unknown to memcalc, ignored: frobnicate",
-            "partition_activations is not modelled: uses less memory than counted (saved "
+            "partition_activations is not modelled: actual memory is lower (saved "
             "inputs are sharded over ranks)",
             "activation_checkpointing does not say what is recomputed: set --recompute",
         )
@@ -913,12 +913,12 @@ class TestRunFiles:
             (
                 "zero_optimization",
                 {"stage": 3, "zero_hpz_partition_size": 8, "mics_shard_size": 4},
-                ["size is not modelled: uses more memory than counted"] * 2,
+                ["size is not modelled: actual memory is higher"] * 2,
             ),
             (
                 "zero_optimization",
                 {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True},
-                ["is not modelled: uses more memory than counted (quantized copies"] * 2,
+                ["is not modelled: actual memory is higher (quantized copies"] * 2,
             ),
             (
                 "zero_optimization",
@@ -963,7 +963,7 @@ class TestRunFiles:
             (
                 "torch_autocast",
                 {"enabled": True},
-                ["uses more memory than counted (weights stay in fp32"],
+                ["actual memory is higher (weights stay in fp32"],
             ),
             ("torch_autocast", {"enabled": False}, []),
             ("aio", {"block_size": 1048576}, []),

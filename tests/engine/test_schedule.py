@@ -243,7 +243,7 @@ class TestClosedForms:
 
     def test_gpipe_holds_all(self):
         assert most(gpipe(0, 1, 12), 1) == 12
-        with pytest.raises(ConfigError, match="forward and backward passes to walk"):
+        with pytest.raises(ConfigError, match="forward and backward passes to simulate"):
             order(Parallel(pp=2, schedule="gpipe"), 0, 2**30)
 
 
@@ -403,7 +403,7 @@ class TestSplits:
             ({"pp": 4, "layout": "(t*99999|)*99999L"}, "at most 4096"),
             ({"pp": 2, "layout": [1, -1]}, "must be layers per chunk"),
             ({"pp": 2, "layout": "Et*48mL|L"}, "or letters: E"),
-            ({"pp": 4, "first_stage_layers": 7}, "other 3 stages cannot share"),
+            ({"pp": 4, "first_stage_layers": 7}, "cannot be split evenly over the other 3 stages"),
             (
                 {"pp": 2, "first_stage_layers": 7, "last_stage_layers": 8},
                 "do not fit the model's 48 layers",

@@ -14,7 +14,7 @@ from memcalc.config import load
 from memcalc.config.environment import Environment
 from memcalc.units import MIB
 
-NAME = "allocator blocks not split: activations"
+NAME = "unsplit remainders of allocator blocks: activations"
 
 
 def gpt(**settings):

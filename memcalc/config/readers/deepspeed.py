@@ -9,14 +9,14 @@ from memcalc.config.readers.shell.marks import shown
 from memcalc.config.source import Source
 
 UNMODELLED = {
-    "amp": "uses more memory than counted (weights may stay in fp32, with 16-bit copies)",
+    "amp": "actual memory is higher (weights may stay in fp32, with 16-bit copies)",
     "compression_training": "quantization and pruning are ignored",
     "data_efficiency": "tokens that skip layers are counted in every layer",
     "elasticity": "the micro-batch size that it chooses is not read",
-    "progressive_layer_drop": "uses less memory than counted (layers are skipped)",
+    "progressive_layer_drop": "actual memory is lower (layers are skipped)",
     "quantize_training": "quantization is ignored",
     "sparse_attention": "attention is counted as dense",
-    "torch_autocast": "uses more memory than counted (weights stay in fp32, with 16-bit copies)",
+    "torch_autocast": "actual memory is higher (weights stay in fp32, with 16-bit copies)",
 }
 USED = """
     activation_checkpointing bf16 bfloat16 data_types fp16 gradient_accumulation_steps optimizer
@@ -35,18 +35,18 @@ HARMLESS = """
 # Keys of sections that change memory and are not modelled: a key, its default (which changes
 # nothing), the likely sign of the error, and why. Keys without an effect are in KNOWN.
 GATHERED = "gathered weights are counted for two layers, the current and the next"
-TOGETHER = "uses more memory than counted (weights of several modules are gathered together)"
+TOGETHER = "actual memory is higher (weights of several modules are gathered together)"
 OF_ZERO = {
     "zenflow": (None, "counted as if all optimizer states were updated on the GPU"),
     "zero_quantized_gradients": (
         False,
-        "uses more memory than counted (quantized copies of gradients)",
+        "actual memory is higher (quantized copies of gradients)",
     ),
-    "zeropp_loco_param": (None, "uses more memory than counted (quantization errors are kept)"),
+    "zeropp_loco_param": (None, "actual memory is higher (quantization errors are kept)"),
 }
 OF_BUCKETS = {  # ZeRO stages 1 and 2
-    "contiguous_gradients": (True, "uses less memory than counted (there is no gradient bucket)"),
-    "overlap_comm": (False, "uses more memory than counted (a second gradient bucket)"),
+    "contiguous_gradients": (True, "actual memory is lower (there is no gradient bucket)"),
+    "overlap_comm": (False, "actual memory is higher (a second gradient bucket)"),
 }
 OF_STAGE_3 = {  # also without the prefix "stage3_"
     "leaf_module": (None, TOGETHER),
@@ -54,43 +54,43 @@ OF_STAGE_3 = {  # also without the prefix "stage3_"
     "max_reuse_distance": (10**9, GATHERED),
     "memory_efficient_linear": (
         True,
-        "uses more memory than counted (gathered weights stay until backward)",
+        "actual memory is higher (gathered weights stay until backward)",
     ),
     "mics_shard_size": (
         -1,
-        "uses more memory than counted (states are sharded over fewer ranks: set --shard-copies)",
+        "actual memory is higher (states are sharded over fewer ranks: set --shard-copies)",
     ),
     "module_granularity_threshold": (0, TOGETHER),
     "param_persistence_threshold": (
         10**5,
-        "uses more memory than counted (weights with fewer elements are replicated)",
+        "actual memory is higher (weights with fewer elements are replicated)",
     ),
     "prefetch_bucket_size": (5 * 10**7, GATHERED),
     "sub_group_size": (10**9, "fp32 gradients are counted for sub-groups of 1e9 elements"),
     "zero_hpz_partition_size": (
         1,
-        "uses more memory than counted (a second copy of the weights, sharded separately)",
+        "actual memory is higher (a second copy of the weights, sharded separately)",
     ),
     "zero_quantized_nontrainable_weights": (
         False,
-        "uses less memory than counted (frozen weights are kept quantized)",
+        "actual memory is lower (frozen weights are kept quantized)",
     ),
     "zero_quantized_weights": (
         False,
-        "uses more memory than counted (quantized copies of gathered weights)",
+        "actual memory is higher (quantized copies of gathered weights)",
     ),
 }
 OF_SECTIONS = {
     "fp16": {
         "fp16_master_weights_and_grads": (
             False,
-            "uses less memory than counted (master weights are fp16)",
+            "actual memory is lower (master weights are fp16)",
         ),
     },
     "activation_checkpointing": {
         "partition_activations": (
             False,
-            "uses less memory than counted (saved inputs are sharded over ranks)",
+            "actual memory is lower (saved inputs are sharded over ranks)",
         ),
         "cpu_checkpointing": (False, OFFLOADED),
     },
@@ -167,7 +167,7 @@ def lines(said: Mapping[str, Any]) -> list[str]:
 
     >>> lines({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8, "foo": 1}})
     ... # doctest: +NORMALIZE_WHITESPACE
-    ['zero_hpz_partition_size is not modelled: uses more memory than counted (a second copy of the
+    ['zero_hpz_partition_size is not modelled: actual memory is higher (a second copy of the
       weights, sharded separately)',
      'unknown to memcalc, ignored: zero_optimization.foo']
 

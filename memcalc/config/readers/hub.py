@@ -17,7 +17,8 @@ PREFIX = "hf:"
 
 # Messages by huggingface_hub's exceptions, the narrowest first.
 PROBLEMS = {
-    "GatedRepoError": "the repository is gated: accept its terms on the Hub, run `hf auth login`",
+    "GatedRepoError": "the repository is gated: accept its terms on the Hub, then "
+    "run `hf auth login`",
     "RevisionNotFoundError": "the repository has no such revision",
     "RepositoryNotFoundError": "the repository does not exist or is private: run `hf auth login`",
     "LocalEntryNotFoundError": "not in the local cache, and the Hub cannot be reached",

@@ -19,9 +19,9 @@ UNMODELLED = {
     "_attn_implementation": "set --implementation",
     "quantization_config": "activations are counted in the precision of the run",
     "add_cross_attention": "cross-attention is not counted",
-    "reorder_and_upcast_attn": "uses more memory than counted (an fp32 softmax)",
-    "router_jitter_noise": "uses more memory than counted (router noise)",
-    "clip_qkv": "uses more memory than counted (clamps of query, key and value)",
+    "reorder_and_upcast_attn": "actual memory is higher (an fp32 softmax)",
+    "router_jitter_noise": "actual memory is higher (router noise)",
+    "clip_qkv": "actual memory is higher (clamps of query, key and value)",
     "vision_config": "only the language model is counted, not the vision model",
     "audio_config": "only the language model is counted, not the audio model",
 }

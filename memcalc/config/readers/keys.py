@@ -8,7 +8,7 @@ from memcalc.config.optimizers import NAMES
 from memcalc.config.readers.shell.marks import shown
 from memcalc.errors import ConfigError, InputError, nearest
 
-OFFLOADED = "uses less GPU memory than counted"  # why an option is not modelled
+OFFLOADED = "actual GPU memory is lower"  # why an option is not modelled
 MOST_NAMED = 32  # names in one line
 MOST = 10**18  # a whole number in a file
 

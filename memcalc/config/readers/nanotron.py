@@ -114,12 +114,12 @@ def _parallel(spread: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any
         settings["recompute"] = "full"
     if spread.get("pp_engine") == "afab":
         unmodelled.append(
-            "pp_engine afab is not modelled: uses more memory than counted (all forward passes "
+            "pp_engine afab is not modelled: actual memory is higher (all forward passes "
             "run before the first backward pass)"
         )
     if settings["sp"] and not keys.flag(spread, "tp_recompute_allgather", True):
         unmodelled.append(
-            "tp_recompute_allgather false is not modelled: uses more memory than counted "
+            "tp_recompute_allgather false is not modelled: actual memory is higher "
             "(gathered inputs are saved)"
         )
     unmodelled += keys.lines(

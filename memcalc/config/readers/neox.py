@@ -37,7 +37,7 @@ UNMODELLED = {
     "cpu_checkpointing": keys.OFFLOADED,
     "lora": "activations of adapters are not counted",
     "moe_num_experts": "MoE layers are counted as dense",
-    "partition_activations": "uses less memory than counted (saved inputs are sharded over ranks)",
+    "partition_activations": "actual memory is lower (saved inputs are sharded over ranks)",
     "soft_prompt_tuning": "the prompt tokens are not counted",
     "sparsity_config": "attention is counted as dense",
 }
@@ -138,7 +138,7 @@ def _recompute(said: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]
     layers = keys.count(said, "checkpoint_num_layers")
     if layers is not None and layers > 1:
         unmodelled.append(
-            f"checkpoint_num_layers {layers} is not modelled: uses less memory than counted (one "
+            f"checkpoint_num_layers {layers} is not modelled: actual memory is lower (one "
             "saved input per layer)"
         )
     return {"recompute": "full"}
@@ -254,8 +254,7 @@ def _kernels(
     kinds = _attentions(said.get("attention_config", [[["global"], 1]]))
     if model.gated:
         unmodelled.append(
-            "gpt-neox's gated activation is not modelled: uses more memory than counted (it is "
-            "unfused)"
+            "gpt-neox's gated activation is not modelled: actual memory is higher (it is unfused)"
         )
     if len(kinds) > 1 or not kinds <= {"flash", "global"}:
         names = ", ".join(sorted(shown(kind) for kind in kinds))

@@ -91,6 +91,4 @@ class Arguments:
         """Refuse values that the file does not determine."""
         names = [each for value in values for each in opened(value)]
         if names:
-            raise OpenError(
-                f"--{name} has no known value: the file does not determine {listed(names)}"
-            )
+            raise OpenError(f"--{name} has no known value: the file does not set {listed(names)}")

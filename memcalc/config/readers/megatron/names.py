@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from memcalc.config.readers.keys import OFFLOADED
 
 HYBRID = "state-space layers are counted as attention"
-GRAPHS = "uses more memory than counted (CUDA graphs have buffers of their own)"
-MEGATRON_FSDP = "uses more memory than counted (buckets of gathered weights and of gradients)"
+GRAPHS = "actual memory is higher (CUDA graphs have buffers of their own)"
+MEGATRON_FSDP = "actual memory is higher (buckets of gathered weights and of gradients)"
 TORCH_FSDP2 = (
     "counted as fsdp2 with fp32 shards; fp32 gradients in the optimizer step are not counted"
 )
-PADDED = "uses more memory than counted (inputs of experts are padded)"
+PADDED = "actual memory is higher (inputs of experts are padded)"
 RESIDUAL = "counted as if the residual were taken before the norm"
 ALIKE = "all layers are counted as identical"
 VISION = "the vision model is not counted"
@@ -18,22 +18,22 @@ VISION = "the vision model is not counted"
 # Arguments that change memory and are not modelled, with the likely sign of the error and why.
 UNMODELLED = {
     "apply-residual-connection-post-layernorm": RESIDUAL,
-    "attention-output-gate": "uses more memory than counted (a gate on the attention output)",
+    "attention-output-gate": "actual memory is higher (a gate on the attention output)",
     "cpu-offloading": OFFLOADED,
     "cpu-offloading-num-layers": OFFLOADED,
     "cuda-graph-impl": GRAPHS,
     "decoder-num-layers": "the decoder layers are not counted",
-    "delay-wgrad-compute": "uses more memory than counted (weight gradients are delayed)",
-    "distribute-saved-activations": "uses less memory than counted (saved inputs are sharded)",
+    "delay-wgrad-compute": "actual memory is higher (weight gradients are delayed)",
+    "distribute-saved-activations": "actual memory is lower (saved inputs are sharded)",
     "enable-cuda-graph": GRAPHS,
     "enable-gpt-oss": "the defaults that it sets are not read",
     "experimental-attention-variant": "counted as plain attention",
     "external-cuda-graph": GRAPHS,
     "fine-grained-activation-offloading": OFFLOADED,
-    "fp4-format": "uses less memory than counted (linears save their inputs in 4 bits)",
-    "fp32-residual-connection": "uses more memory than counted (the residual stream is fp32)",
-    "freeze-LM": "uses less memory than counted (the language model is not trained)",
-    "freeze-ViT": "uses less memory than counted (the vision model is not trained)",
+    "fp4-format": "actual memory is lower (linears save their inputs in 4 bits)",
+    "fp32-residual-connection": "actual memory is higher (the residual stream is fp32)",
+    "freeze-LM": "actual memory is lower (the language model is not trained)",
+    "freeze-ViT": "actual memory is lower (the vision model is not trained)",
     "heterogeneous-layers-config-encoded-json": ALIKE,
     "heterogeneous-layers-config-path": ALIKE,
     "hierarchical-context-parallel-sizes": "context parallelism is counted with one level",
@@ -51,13 +51,13 @@ UNMODELLED = {
     "moe-router-padding-for-fp8": PADDED,
     "moe-router-padding-for-quantization": PADDED,
     "optimizer-cpu-offload": OFFLOADED,
-    "overlap-moe-expert-parallel-comm": "uses more memory than counted (two micro-batches at once)",
+    "overlap-moe-expert-parallel-comm": "actual memory is higher (two micro-batches at once)",
     "perform-rl-step": "inference buffers are not counted",
-    "qk-l2-norm": "uses more memory than counted (a norm of query and key without weights)",
+    "qk-l2-norm": "actual memory is higher (a norm of query and key without weights)",
     "quick-geglu": "counted as GeGLU",
     "retro-add-retriever": "the retriever is not counted",
     "spec": "the layer of a custom spec may differ from the counted one; only `local` is modelled",
-    "tp-comm-overlap": "uses more memory than counted (communication buffers)",
+    "tp-comm-overlap": "actual memory is higher (communication buffers)",
     "use-custom-fsdp": MEGATRON_FSDP,
     "use-kitchen": "other layers run instead of the counted ones",
     "use-megatron-fsdp": MEGATRON_FSDP,

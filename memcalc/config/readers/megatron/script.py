@@ -31,12 +31,12 @@ def read_script(text: str, name: str) -> Source:
     said = Arguments(words, _loose(command for certain, command in commands if certain))
     if maybe:
         said.unmodelled.append(
-            "ignored, because they depend on a condition that the file does not determine: "
+            "ignored, because they depend on a condition that the file does not decide: "
             f"{listed(maybe)}"
         )
     if said.loose:
         said.unmodelled.append(
-            f"arguments may be missing: the file does not determine {listed(said.loose)}"
+            f"arguments may be missing: the file does not set {listed(said.loose)}"
         )
     programs = {word.rpartition("/")[2] for _, command in commands for word in command}
     return source(said, name, _world(said, script), programs)

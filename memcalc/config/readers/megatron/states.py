@@ -58,7 +58,7 @@ def _resharding(said: Arguments) -> int:
     name = "torch-fsdp2-reshard-after-forward"
     if re.fullmatch(r"[0-9]{1,9}", said.text(name) or ""):
         said.unmodelled.append(
-            f"--{name} {said.text(name)} is not modelled: uses more memory than counted (weights "
+            f"--{name} {said.text(name)} is not modelled: actual memory is higher (weights "
             "are sharded over fewer ranks after forward)"
         )
         return 3
