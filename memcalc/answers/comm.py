@@ -24,8 +24,8 @@ WHOLE = (
 )
 SHARDED = (
     "weights, experts: gradients are reduce-scattered, and weights all-gathered, over the ranks "
-    "that shard {} ({}), in phase step after the optimizer step; count: passes over all layers, in "
-    "which frameworks send layer by layer or bucket by bucket"
+    "that shard {} ({}); count: passes over all layers, in which frameworks send layer by layer or "
+    "bucket by bucket; phase step: after the optimizer step"
 )
 
 COLUMNS = (

@@ -516,7 +516,7 @@ USAGE = [
     ),
     (
         "comm 22b --pp 100",
-        "100 model chunks (--pp x chunks per rank) need as many layers; 22b has 48",
+        "100 model chunks (--pp x chunks per rank) need at least 100 layers; 22b has 48",
     ),
     ("plot memory 22b --accounting paper -o x.png", "--accounting has no effect on memory"),
     ("plot paper-7 --accounting exact -o x.png", "--accounting has no effect on paper-7"),

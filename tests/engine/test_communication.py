@@ -114,7 +114,9 @@ def test_an_iteration_is_a_stages_layers_for_every_micro_batch():
 
 def test_layers_that_do_not_divide_are_spread_evenly_and_that_is_said():
     report = memcalc.comm(load("22b", pp=5))
-    assert "assumed: 48 layers on 5 model chunks, one more on each of the first 3" in report.notes
+    assert "assumed: 48 layers on 5 stages: one more on each of the first 3 than on the others" in (
+        report.notes
+    )
 
 
 def test_one_rank_sends_nothing():

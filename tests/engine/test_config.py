@@ -124,7 +124,7 @@ def test_settings_replace_what_the_file_says():
         ({"attention": "flahs"}, "attention 'flahs' is unknown; did you mean 'flash'"),
         ({"recompute": "none,full"}, "--recompute none cannot be combined"),
         ({"gpu": "a1000"}, "did you mean 'a100'"),
-        ({"pp": 50}, r"50 model chunks \(--pp x chunks per rank\) need as many layers"),
+        ({"pp": 50}, r"50 model chunks \(--pp x chunks per rank\) need at least 50 layers"),
         ({"global_batch_size": 3}, "--micro-batch-size x --dp = 4 must divide"),
         ({"recompute": 3}, "--recompute must be a policy, or regions"),
         ({"recompute": [3]}, "--recompute must be a policy, or regions"),

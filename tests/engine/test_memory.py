@@ -119,7 +119,7 @@ class TestRows:
 
     def test_what_is_assumed_of_stages_is_said(self, memcalc):
         out = " ".join(memcalc("memory deepseek-v3 --pp 16 -s 4096").out.split())
-        assert "61 layers on 16 model chunks, one more on each of the first 13" in out
+        assert "61 layers on 16 stages: one more on each of the first 13" in out
         assert "embedding table: a copy is on stage 15" in out
 
     def test_one_rank_splits_nothing_and_that_is_said(self, memcalc, tmp_path):
@@ -153,7 +153,7 @@ class TestRows:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ("", "weight 2 B, gradient 4 B, adam states 12 B"),
+            ("", "weight 2 B, gradient 4 B, master weight 4 B, 8 B of Adam's moments"),
             (
                 "--precision fp8",
                 "weight 2 B (linear layers: 2 B, and 2 B of fp8 copies), gradient 4 B",
@@ -162,10 +162,10 @@ class TestRows:
                 "--precision fp8 --fp8-params",
                 "weight 2 B (linear layers: 1 B, and 1 B of fp8 copies), gradient 4 B",
             ),
-            ("--sharder fsdp2 --dp 8", "weight 4 B, gradient 4 B, adam states 8 B"),
+            ("--sharder fsdp2 --dp 8", "weight 4 B, gradient 4 B, 8 B of Adam's moments"),
             (
                 "--sharder deepspeed --zero 1 --dp 8",
-                "weight 2 B, gradient 2 B, adam states 12 B",
+                "weight 2 B, gradient 2 B, master weight 4 B, 8 B of Adam's moments",
             ),
         ],
     )
@@ -187,7 +187,7 @@ class TestRows:
 
     def test_what_muons_step_works_with_is_named(self, memcalc):
         notes = memcalc("memory llama-3-8b --optimizer muon --format json").document["notes"]
-        assert any("Muon's step" in note for note in notes)
+        assert any("Muon's Newton-Schulz steps" in note for note in notes)
 
     def test_experts_need_as_many_ranks_as_they_are_spread_over(self, memcalc):
         line = "memory mixtral-8x7b --ep 8 --format json"
@@ -222,7 +222,7 @@ class TestFits:
         line = "memory llama-3-8b -s 4096 --gpu h100 --zero 1 --dp 8"
         text = memcalc(line).out
         assert text.startswith("does not fit h100-sxm")
-        assert "allocated bytes alone would fit" in " ".join(text.splitlines()[:3])
+        assert "allocated alone would fit" in " ".join(text.splitlines()[:3])
         (row,) = rows(memcalc(f"{line} --format json"))
         assert (row["verdict"], row["fits"]) == ("allocated_only", False)
         assert row["peak_bytes"] < row["capacity_bytes"]
@@ -232,7 +232,7 @@ class TestFits:
         (row,) = rows(outcome)
         assert [row[name] for name in ("capacity_bytes", "verdict", "fits")] == [None] * 3
         first = outcome.document["notes"][0]
-        name = first.partition("the smallest NVIDIA GPU that fits is ")[2].split()[0]
+        name = first.partition("the smallest NVIDIA GPU with bf16 that fits is ")[2].split()[0]
         assert rows(memcalc(f"memory llama-3-8b -s 4096 --gpu {name} --format json"))[0]["fits"]
         smaller = [g for g in gpus() if g.memory_bytes < gpu(name).memory_bytes and g.capability]
         assert smaller
@@ -282,7 +282,7 @@ class TestFits:
             assert found["reserved_estimated_bytes"] == row["reserved_estimated_bytes"]
             outcome = memcalc(f"{line} --budget {peak + more - 1}B --margin {margin}")
             assert outcome.status == 1
-            assert "the margin needs" in " ".join(outcome.out.split())
+            assert "short with the margin" in " ".join(outcome.out.split())
         outcome = memcalc(f"{line} --margin lots")
         assert (outcome.status, outcome.err.count("\n")) == (2, 1)
 

@@ -203,11 +203,11 @@ class TestCheckpoints:
         forms = dict(rnn_formulas.over_time(config))
         s, k = rnn_formulas.s, rnn_formulas.k
         held = costs(config)
-        assert sympy.expand(forms["k with the least peak"] ** 2 - s * held.state / held.step) == 0
-        best = forms["peak of backward with these checkpoints"].subs(
-            k, forms["k with the least peak"]
+        assert sympy.expand(forms["k with the lowest peak"] ** 2 - s * held.state / held.step) == 0
+        best = forms["peak during backward with these checkpoints"].subs(
+            k, forms["k with the lowest peak"]
         )
-        assert sympy.simplify(best - forms["least peak"]) == 0
+        assert sympy.simplify(best - forms["lowest peak"]) == 0
 
     @each_cell
     def test_formulas_are_the_numbers(self, cell):
@@ -220,9 +220,9 @@ class TestCheckpoints:
         assert values["kept per later step"] == held.input + held.step
         assert values["kept over s steps"] == held.whole(24)
         assert values["kept with a checkpoint every k steps"] == held.checkpointed(24, 4)
-        assert values["peak of backward with these checkpoints"] == held.peak(24, 6)
+        assert values["peak during backward with these checkpoints"] == held.peak(24, 6)
         assert values["parameters"] == recurrent.parameters(config)
-        flops = values["forward FLOPs, run twice with checkpoints"]
+        flops = values["forward FLOPs (twice that with checkpoints)"]
         assert flops == recurrent.forward_flops(config, 24)
 
     def test_an_lstm_keeps_seven_states_a_step_and_its_input(self):

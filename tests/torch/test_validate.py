@@ -1036,7 +1036,7 @@ class TestDevices:
         notes = " ".join(report.notes)
         assert "cpu: 2 processes, real kernels; 175b, reduced" in notes
         assert "meta: full size; no memory is allocated and no kernel runs" in notes
-        assert "Saved for backward by one layer of 175b (s 2048, b 1, t 8" in report.title
+        assert "Saved for backward by one layer of 175b (s 2048, b 1, tp 8" in report.title
 
     def test_a_failure_names_its_device(self, monkeypatch):
         real = witness.kept
@@ -1050,9 +1050,10 @@ class TestDevices:
 
     def test_the_difference_from_the_papers_count_is_named_term_by_term(self):
         report = validate(load("22b", tp=1), "meta")
-        (line,) = [note for note in report.notes if note.startswith("paper accounting")]
+        (line,) = [note for note in report.notes if note.startswith("--implementation paper")]
         terms = [f"{n}_norm_{part} +32 KiB" for n in ("input", "mlp") for part in ("mean", "rstd")]
-        assert line == (f"paper accounting: 6,752 MiB; differences: {', '.join(terms)}")
+        said = "--implementation paper --accounting paper: 6,752 MiB; this layer differs by: "
+        assert line == said + ", ".join(terms)
 
 
 class TestGpuCheck:
