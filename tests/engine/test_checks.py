@@ -158,7 +158,8 @@ def test_every_verdict_is_the_expected_one():
     assert report.answer == (
         f"no unexpected verdict in {len(ALL)} claims: {expected['agrees']} agree, "
         f"{expected['measured']} measured, {expected['consistent']} consistent with stated "
-        f"assumptions, {expected['inconsistent']} inconsistent, {expected['paper']} errors in papers (paper_slip), "
+        f"assumptions, {expected['inconsistent']} inconsistent, "
+        f"{expected['paper']} errors in papers (paper_slip), "
         f"{expected['not']} not derivable"
     )
     words = set(report.render("text").split())  # at 80 columns
