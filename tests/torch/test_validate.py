@@ -419,7 +419,7 @@ class TestTorch:
     ):
         report = validate(load(name, tp=2, sp=sp, recompute=policy), "cpu", against="torch")
         assert report.failures == ()
-        assert any("equal the unsharded layer's" in note for note in report.notes)
+        assert any("agree with the unsharded layer's" in note for note in report.notes)
 
     @pytest.mark.usefixtures("forked_ranks")
     @pytest.mark.parametrize(
