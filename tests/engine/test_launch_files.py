@@ -757,7 +757,11 @@ class TestNanotron:
     @pytest.mark.parametrize(
         ("old", "new", "warning"),
         [
-            ("pp_engine: 1f1b", "pp_engine: afab", "pp_engine afab is not modelled: uses more"),
+            (
+                "pp_engine: 1f1b",
+                "pp_engine: afab",
+                "pp_engine afab is not modelled: actual memory is higher",
+            ),
             ("allgather: true", "allgather: false", "tp_recompute_allgather false is not mod"),
             ("512", "null", "a shared expert but gives no width"),
             ("rope_scaling: null", "frobnicate: 3", "unknown to memcalc, ignored: frobnicate"),
@@ -923,7 +927,7 @@ class TestRunFiles:
             (
                 "zero_optimization",
                 {"stage": 3, "stage3_param_persistence_threshold": 1e6},
-                ["stage3_param_persistence_threshold is not modelled: uses more memory"],
+                ["stage3_param_persistence_threshold is not modelled: actual memory is higher"],
             ),
             (  # DeepSpeed's defaults, and what moves no byte
                 "zero_optimization",
@@ -954,7 +958,7 @@ class TestRunFiles:
             (
                 "zero_optimization",
                 {"stage": 2, "cpu_offload": True},
-                ["offload_optimizer is not modelled: uses less"],
+                ["offload_optimizer is not modelled: actual GPU memory is lower"],
             ),
             ("zero_optimization", {"stage": 0, "overlap_comm": True}, []),
             ("bf16", {"enabled": True, "foo": 1}, ["ignored: bf16.foo"]),
