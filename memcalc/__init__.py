@@ -44,14 +44,15 @@ if TYPE_CHECKING:
     from memcalc.figures import plot
     from memcalc.formulas import Formula, layer_formula
     from memcalc.report import Report
-    from memcalc.validation.derivation import Derived, derive
+    from memcalc.validation.deriving.derivation import derive
+    from memcalc.validation.deriving.derived import Derived
     from memcalc.validation.validate import validate
 
 # Public name -> where it is defined; loaded on first use, so that ``import memcalc`` is fast.
 _PUBLIC = {
     "Config": "memcalc.config:Config",
     "ConfigError": "memcalc.errors:ConfigError",
-    "Derived": "memcalc.validation.derivation:Derived",
+    "Derived": "memcalc.validation.deriving.derived:Derived",
     "Formula": "memcalc.formulas:Formula",
     "IMPLEMENTATIONS": "memcalc.config:IMPLEMENTATIONS",
     "Implementation": "memcalc.config:Implementation",
@@ -68,7 +69,7 @@ _PUBLIC = {
     "backtest": "memcalc.checks.backtest:backtest",
     "check": "memcalc.checks.check:check",
     "comm": "memcalc.answers.comm:comm",
-    "derive": "memcalc.validation.derivation:derive",
+    "derive": "memcalc.validation.deriving.derivation:derive",
     "flops": "memcalc.answers.flops:flops",
     "formula": "memcalc.answers.formula:formula",
     "gpus": "memcalc.answers.gpus:gpus",

@@ -22,8 +22,8 @@ import memcalc
 from memcalc import files
 from memcalc.analysis import recurrent
 from memcalc.report import Report
-from memcalc.validation import cuda
-from memcalc.validation.measure import measure
+from memcalc.validation.measuring import cuda
+from memcalc.validation.measuring.measure import measure
 
 MODELS = {"22b": {"tp": 1}, "llama-3-70b": {"tp": 1, "seq_length": 8192}}
 POLICIES = ("none", "selective", "full", "save_linear")

@@ -18,8 +18,8 @@ from memcalc.progress import progress
 
 # Whose model -> the answer, and whether it loads the model itself.
 FROM = {
-    "own": ("memcalc.validation.derive:derive_layer", False),
-    "transformers": ("memcalc.validation.derive:derive_model", True),
+    "own": ("memcalc.validation.deriving.derive:derive_layer", False),
+    "transformers": ("memcalc.validation.deriving.derive:derive_model", True),
 }
 AGAINST = ("ledger",)
 DEVICES = ("cuda", "cpu")
@@ -149,7 +149,7 @@ def _derived(
     if FACTORY.fullmatch(target) and not os.path.exists(target):
         if given or source or against:
             raise click.UsageError("a factory TARGET takes only --symbols, --at and --device")
-        made = resolve("memcalc.validation.derive:derive_target")
+        made = resolve("memcalc.validation.deriving.derive:derive_target")
         return made(target, symbols or {}, at or {}, device or "cuda")
     if symbols or at or device:
         raise click.UsageError(

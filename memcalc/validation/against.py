@@ -11,9 +11,11 @@ from memcalc.config import IMPLEMENTATIONS, Config, Implementation
 from memcalc.config.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.frameworks import FRAMEWORKS
-from memcalc.validation import cuda, dtensor, families, hugging_face, match, megatron
-from memcalc.validation.measure import Measured, measure
-from memcalc.validation.modules import Layer, Place, hidden_state, lacking
+from memcalc.validation import families, hugging_face, match
+from memcalc.validation.layers import dtensor, megatron
+from memcalc.validation.layers.modules import Layer, Place, hidden_state, lacking
+from memcalc.validation.measuring import cuda
+from memcalc.validation.measuring.measure import Measured, measure
 
 Names = Mapping[str, str]
 Found = tuple[Measured, Names, Names]

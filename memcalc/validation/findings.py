@@ -8,7 +8,6 @@ import torch
 from memcalc.analysis.segments import rounded
 from memcalc.config import Config
 from memcalc.units import format_bytes, format_flops
-from memcalc.validation import allocator, cuda
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.match import (
     IGNORED,
@@ -18,6 +17,7 @@ from memcalc.validation.match import (
     UNEXPLAINED,
     Tie,
 )
+from memcalc.validation.measuring import allocator, cuda
 from memcalc.validation.witness import DEPTHS, Counted, Finding
 
 # What a row's status says, in the order of the notes.

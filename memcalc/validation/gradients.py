@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from memcalc.config import Config, Parallel
-from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validation.layers.modules import TYPES, Layer, Place, hidden_state
 
 # Sums are in another order. The largest error seen in fp32 is 3e-6 of the largest value.
 TOLERANCE = 2e-5

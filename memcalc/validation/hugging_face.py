@@ -21,8 +21,8 @@ from memcalc.config.families.record import Remaining
 from memcalc.config.readers import huggingface
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.validation.families import FAMILIES, as_config
-from memcalc.validation.kernels import CudaKernels
-from memcalc.validation.modules import TYPES
+from memcalc.validation.layers.modules import TYPES
+from memcalc.validation.measuring.kernels import CudaKernels
 
 
 class NoAttentionError(UsageError):

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import SELECTIVE_CHECKPOINT, Entry
 from memcalc.graph.graph import Graph, Tensor
-from memcalc.validation.measure import Stored
+from memcalc.validation.measuring.measure import Stored
 
 MATCHED, IGNORED, MISSING, UNEXPLAINED = "matched", "ignored", "missing", "unexplained"
 
-# Operations of the ledger that run in a module of ``memcalc.validation.modules`` with another name.
+# Operations of the ledger that run in a module of memcalc's own layer with another name.
 OPERATIONS = {
     "attention_enter": "qkv",
     "mlp_enter": "fc1",

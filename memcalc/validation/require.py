@@ -4,9 +4,10 @@ import torch
 
 from memcalc.config import Config
 from memcalc.errors import UsageError
-from memcalc.validation import cuda, hugging_face, ranks
+from memcalc.validation import hugging_face, ranks
 from memcalc.validation.against import AGAINST
-from memcalc.validation.modules import TYPES
+from memcalc.validation.layers.modules import TYPES
+from memcalc.validation.measuring import cuda
 
 
 def require(

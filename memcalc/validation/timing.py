@@ -14,8 +14,9 @@ from memcalc.config import Config
 from memcalc.progress import doing
 from memcalc.report import Column, Report
 from memcalc.units import counted
-from memcalc.validation import cuda, ranks
-from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validation import ranks
+from memcalc.validation.layers.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validation.measuring import cuda
 from memcalc.validation.witness import as_on
 
 POLICIES = ("none", "selective", "full", "save_linear")

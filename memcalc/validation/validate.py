@@ -13,13 +13,14 @@ from memcalc.errors import UsageError, nearest
 from memcalc.progress import doing
 from memcalc.report import Column, Report
 from memcalc.units import format_bytes
-from memcalc.validation import cuda, ranks, timing
+from memcalc.validation import ranks, timing
 from memcalc.validation.against import AGAINST, whose
 from memcalc.validation.findings import failures_of, finding_notes, status_notes, verdict
 from memcalc.validation.match import IGNORED, MATCHED, MISSING, UNEXPLAINED
+from memcalc.validation.measuring import cuda
+from memcalc.validation.measuring.room import out_of_memory, require_room
 from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.require import require
-from memcalc.validation.room import out_of_memory, require_room
 from memcalc.validation.witness import as_on, observe
 
 DEVICES = ("meta", "cpu", "cuda")
@@ -53,9 +54,9 @@ def validate(
             full size, and the allocator's count. By default ``cuda`` if there is a GPU and the
             layer is memcalc's own, else a small layer on ``cpu`` and the full one on ``meta``.
         full_size: On the CPU, run the model's own size, not a small layer of the same shape.
-        against: Whose layer runs: ``own``, the one of ``memcalc.validation.modules``; ``torch``,
-            one sharded by DTensor's tensor parallelism; ``transformers``, Hugging Face's; or
-            ``megatron``, Megatron-core's local layer.
+        against: Whose layer runs: ``own``, memcalc's (``memcalc.validation.layers``);
+            ``torch``, one sharded by DTensor's tensor parallelism; ``transformers``, Hugging
+            Face's; or ``megatron``, Megatron-core's local layer.
         time: Instead, time memcalc's own layer under each recompute policy.
 
     Raises:

@@ -12,13 +12,13 @@ from memcalc.analysis.activations import counted, kept, total
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.graph.graph import Graph
-from memcalc.validation import cuda
 from memcalc.validation.against import AGAINST
 from memcalc.validation.gradients import gradient_error
-from memcalc.validation.kernels import FLASH_RNG_BYTES
+from memcalc.validation.layers.modules import TYPES, Layer, Place, hidden_state
 from memcalc.validation.match import Tie, tie
-from memcalc.validation.measure import Measured, peak_bytes
-from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validation.measuring import cuda
+from memcalc.validation.measuring.kernels import FLASH_RNG_BYTES
+from memcalc.validation.measuring.measure import Measured, peak_bytes
 
 DEPTHS = (2, 3)  # numbers of layers, whose peaks differ by the bytes of one layer
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import memcalc
-from memcalc.validation.derive import derive_layer, derive_model
+from memcalc.validation.deriving.derive import derive_layer, derive_model
 
 SETTINGS = (
     ("175b", {"sp": True}),

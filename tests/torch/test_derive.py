@@ -25,15 +25,15 @@ from memcalc.cli import derive as cli
 from memcalc.config import IMPLEMENTATIONS, catalog, load
 from memcalc.errors import InputError, UsageError
 from memcalc.formulas import Formula, layer_formula
-from memcalc.validation import beside, derivation, whole
-from memcalc.validation import derive as module
-from memcalc.validation.derivation import DeriveError, derive, kept_bytes
-from memcalc.validation.derive import derive_layer, derive_model
+from memcalc.validation.deriving import beside, derivation, whole
+from memcalc.validation.deriving import derive as module
+from memcalc.validation.deriving.derivation import DeriveError, derive, kept_bytes
+from memcalc.validation.deriving.derive import derive_layer, derive_model
+from memcalc.validation.deriving.interpolation import interpolated
+from memcalc.validation.deriving.symbolic_layer import derived_layer
 from memcalc.validation.families import FAMILIES
-from memcalc.validation.interpolation import interpolated
-from memcalc.validation.measure import measure
-from memcalc.validation.modules import ACTIVATIONS, lacking
-from memcalc.validation.symbolic_layer import derived_layer
+from memcalc.validation.layers.modules import ACTIVATIONS, lacking
+from memcalc.validation.measuring.measure import measure
 
 EAGER, SDPA = "transformers-eager", "transformers-sdpa"
 LETTERS = SimpleNamespace(**{x.letter: symbols.symbol(x.letter) for x in symbols.LETTERS})

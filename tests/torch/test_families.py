@@ -20,7 +20,7 @@ from memcalc.errors import UsageError
 from memcalc.validation.families import FAMILIES
 from memcalc.validation.hugging_face import REMAINING, HuggingFaceLayer, family
 from memcalc.validation.match import IGNORED_STORAGES
-from memcalc.validation.measure import measure
+from memcalc.validation.measuring.measure import measure
 from memcalc.validation.validate import validate
 
 EAGER, SDPA = "transformers-eager", "transformers-sdpa"

@@ -19,10 +19,10 @@ from memcalc.analysis.recurrent import CHECKPOINTED, Costs, costs
 from memcalc.blocks.rnn import rnn_graph
 from memcalc.config.recurrent import CELLS, KERNELS, Recurrent
 from memcalc.errors import ConfigError
-from memcalc.validation.derivation import derive
-from memcalc.validation.kernels import FusedLstm
-from memcalc.validation.measure import measure, peak_bytes
-from memcalc.validation.rnn import Network
+from memcalc.validation.deriving.derivation import derive
+from memcalc.validation.layers.rnn import Network
+from memcalc.validation.measuring.kernels import FusedLstm
+from memcalc.validation.measuring.measure import measure, peak_bytes
 
 B, WIDE, H = 2, 5, 7  # batch size, input size, hidden size
 TORCH_CELLS = {"vanilla": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}

@@ -25,9 +25,9 @@ from memcalc.config import Config, Model, Parallel, Run, load
 from memcalc.config.readers import huggingface
 from memcalc.errors import ConfigError, InputError, UsageError
 from memcalc.formulas import layer_formula
-from memcalc.validation import kernels
-from memcalc.validation.kernels import CudaKernels
-from memcalc.validation.measure import measure
+from memcalc.validation.measuring import kernels
+from memcalc.validation.measuring.kernels import CudaKernels
+from memcalc.validation.measuring.measure import measure
 
 S, B = 64, 2
 

@@ -32,24 +32,16 @@ from memcalc.config.environment import expandable
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
 from memcalc.units import format_bytes
-from memcalc.validation import (
-    allocator,
-    cuda,
-    findings,
-    gradients,
-    kernels,
-    megatron,
-    ranks,
-    room,
-    witness,
-)
+from memcalc.validation import findings, gradients, ranks, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
 from memcalc.validation.hugging_face import HuggingFaceLayer
-from memcalc.validation.kernels import CudaKernels
+from memcalc.validation.layers import megatron
+from memcalc.validation.layers.modules import TYPES, Layer, Place, hidden_state, lacking
 from memcalc.validation.match import tie
-from memcalc.validation.measure import Stored, measure
-from memcalc.validation.modules import TYPES, Layer, Place, hidden_state, lacking
+from memcalc.validation.measuring import allocator, cuda, kernels, room
+from memcalc.validation.measuring.kernels import CudaKernels
+from memcalc.validation.measuring.measure import Stored, measure
 from memcalc.validation.reduced import fewer_ranks, reduced
 from memcalc.validation.validate import validate
 from memcalc.validation.witness import observe

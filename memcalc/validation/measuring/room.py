@@ -13,7 +13,7 @@ from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config, Parallel
 from memcalc.errors import MemcalcError
 from memcalc.units import format_bytes
-from memcalc.validation import cuda
+from memcalc.validation.measuring import cuda
 
 SMALLER = "choose --device meta, a larger --tp or a smaller --seq-length"
 

@@ -16,17 +16,11 @@ from memcalc.config import Config
 from memcalc.config.run import Run
 from memcalc.errors import InputError, nearest
 from memcalc.progress import doing
-from memcalc.validation.derivation import (
-    Derived,
-    DeriveError,
-    Kept,
-    derive_from,
-    kept_bytes,
-    total,
-)
+from memcalc.validation.deriving.derivation import DeriveError, derive_from, kept_bytes
+from memcalc.validation.deriving.derived import Derived, Kept, total
 from memcalc.validation.hugging_face import NoAttentionError
-from memcalc.validation.modules import TYPES
-from memcalc.validation.valueless import error_text
+from memcalc.validation.layers.modules import TYPES
+from memcalc.validation.measuring.valueless import error_text
 
 OUTSIDE = "outside"
 TRIES = 3  # depths that are tried

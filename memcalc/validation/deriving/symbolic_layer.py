@@ -10,9 +10,10 @@ from torch import nn
 
 from memcalc import symbols
 from memcalc.config import Config
-from memcalc.validation import collectives
-from memcalc.validation.derivation import Derived, derive_from
-from memcalc.validation.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validation.deriving.derivation import derive_from
+from memcalc.validation.deriving.derived import Derived
+from memcalc.validation.layers.modules import TYPES, Layer, Place, hidden_state
+from memcalc.validation.measuring import collectives
 
 
 def derived_layer(config: Config) -> Derived:

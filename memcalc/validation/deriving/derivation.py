@@ -4,13 +4,12 @@ The module runs forward on PyTorch's fake tensors, whose sizes are sympy express
 finds the storages that autograd saves, and the sum of their sizes is the formula. If PyTorch checks
 a condition on a size on the way, that condition becomes a guard of the formula. If PyTorch fixes a
 size, or the module does not run on symbols, the module is measured at several sizes instead, and
-the formula is interpolated exactly (``memcalc.validation.interpolation``).
+the formula is interpolated exactly (``memcalc.validation.deriving.interpolation``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import sympy
 import torch
@@ -23,13 +22,21 @@ from torch.utils._sympy import functions as torch_sympy
 from memcalc import symbols as letters
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.formulas import Formula
-from memcalc.lazy import resolve
 from memcalc.progress import doing
-from memcalc.report import Report
-from memcalc.validation.arguments import arguments, places_of, plain_module
-from memcalc.validation.interpolation import interpolated, sizes_text
-from memcalc.validation.measure import Stored
-from memcalc.validation.valueless import (
+from memcalc.validation.deriving.arguments import arguments, places_of, plain_module
+from memcalc.validation.deriving.derived import (
+    ACTIVATION,
+    BUFFER,
+    INPUT,
+    Derived,
+    Kept,
+    all_sizes,
+    total,
+    worded,
+)
+from memcalc.validation.deriving.interpolation import interpolated, sizes_text
+from memcalc.validation.measuring.measure import Stored
+from memcalc.validation.measuring.valueless import (
     Build,
     Run,
     StoppedError,
@@ -41,7 +48,6 @@ from memcalc.validation.valueless import (
 )
 
 DEVICES = ("cuda", "cpu")
-ACTIVATION, INPUT, BUFFER = "activation", "input", "buffer"
 MOST_SIZES = 8  # symbols of one derivation
 EAGERLY = "derived in eager mode: torch.compile's partitioner may save other tensors"
 
@@ -52,114 +58,6 @@ class DeriveError(MemcalcError):
 
 class ElsewhereError(DeriveError):
     """A formula does not hold at the given sizes."""
-
-
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
-
-
-class Kept(NamedTuple):
-    """A storage that a module saves for backward.
-
-    Attributes:
-        module: The path of the module that made it; empty for an input.
-        op: The operation that made it, or ``input`` or ``buffer``.
-        shape: The shape of a saved tensor: ints and sympy expressions.
-        dtype: Its dtype.
-        formula: Its bytes.
-        saved_by: The modules that save it.
-        kind: ``activation``, ``input`` or ``buffer``. Buffers are not counted.
-        name: The name of the module or of the buffer.
-    """
-
-    module: str
-    op: str
-    shape: tuple[Any, ...]
-    dtype: str
-    formula: Formula
-    saved_by: tuple[str, ...]
-    kind: str
-    name: str
-
-    @property
-    def tensor(self) -> str:
-        """Its shape and dtype, as text."""
-        shape = " ".join(f"({size})" if " " in str(size) else str(size) for size in self.shape)
-        return f"{shape} {_SHORT.get(self.dtype, self.dtype)}".strip()
-
-
-@dataclass(frozen=True, repr=False)
-class Derived:
-    """The formula of the bytes that a module saves for backward.
-
-    Attributes:
-        tensors: The storages that it saves, in the order in which they were made.
-        sizes: The letters, with their sizes in the example.
-        method: How the formula was found: ``symbolic``, or ``interpolated`` with its degrees and
-            the number of further sizes that confirmed it.
-        conditions: When the formula holds: sympy relations or text.
-        notes: What the module printed, and why symbols were not possible.
-
-    >>> import torch
-    >>> linear = torch.nn.Linear(8, 16)
-    >>> derived = derive(linear, torch.randn(5, 8), symbols={"n": 5})
-    >>> print(derived.python())
-    def kept_bytes(n: int) -> int:
-        return 32*n
-    >>> derived.value(n=1000)
-    32000
-    """
-
-    tensors: tuple[Kept, ...]
-    sizes: Mapping[str, int]
-    method: str
-    conditions: tuple[Any, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def guards(self) -> tuple[str, ...]:
-        """When the formula holds, as text."""
-        return tuple(map(_worded, self.conditions))
-
-    @cached_property
-    def formula(self) -> Formula:
-        """The bytes of all that is saved, without buffers."""
-        return total(self.tensors)
-
-    def value(self, **sizes: int) -> int:
-        """The bytes at given sizes; other letters have their sizes in the example.
-
-        Raises:
-            UsageError: There is no such letter, or the formula does not hold at these sizes.
-        """
-        found = _all_sizes(self.sizes, sizes)
-        at = {letters.symbol(letter): size for letter, size in found.items()}
-        for each in self.conditions:
-            if isinstance(each, sympy.Basic) and each.subs(at) is sympy.false:
-                raise UsageError(
-                    f"the formula does not hold at {sizes_text(found)}; it holds for "
-                    f"{_worded(each)}"
-                )
-        return int(self.formula.value(found))
-
-    def latex(self) -> str:
-        """The formula in LaTeX."""
-        return self.formula.latex()
-
-    def python(self, name: str = "kept_bytes") -> str:
-        """The formula as a Python function of its letters, in integers."""
-        return self.formula.python(name)
-
-    def report(self, **sizes: int) -> Report:
-        """Every tensor with its bytes, as a table, at sizes as in ``value``."""
-        self.value(**sizes)
-        made: Report = resolve("memcalc.validation.forms:report")(self, {**self.sizes, **sizes})
-        return made
-
-    def __repr__(self) -> str:
-        return f"Derived({self.formula})"
-
-    def _repr_latex_(self) -> str:
-        return self.formula._repr_latex_()
 
 
 def derive(
@@ -257,7 +155,7 @@ def derive_from(
         if size < 2:
             raise UsageError(f"{letter} is {size} in the inputs, and must be at least 2")
     subject = Subject(build, sizes, device, stands)
-    elsewhere = _all_sizes(sizes, at) if at else None
+    elsewhere = all_sizes(sizes, at) if at else None
     try:
         derived = _symbolic(subject)
     except StoppedError as error:
@@ -276,11 +174,6 @@ def kept_bytes(
         DeriveError: The module does not run on tensors without values.
     """
     return _measured(Subject(build, sizes, device, stands), sizes)
-
-
-def total(tensors: Sequence[Kept]) -> Formula:
-    """The sum of what is saved, without buffers."""
-    return Formula(sum(each.formula.expression for each in tensors if each.kind != BUFFER))
 
 
 def _measured(subject: "Subject", sizes: Mapping[str, int]) -> int:
@@ -308,36 +201,6 @@ def _hold(subject: "Subject", derived: Derived, at: Mapping[str, int]) -> None:
         )
 
 
-def _all_sizes(sizes: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """Sizes, some of them replaced by others.
-
-    Raises:
-        UsageError: There is no such letter.
-    """
-    unknown = others.keys() - sizes.keys()
-    if unknown:
-        raise UsageError(f"no symbol {min(unknown)}; choose from {', '.join(sizes)}")
-    return {**sizes, **others}
-
-
-def _worded(condition: Any) -> str:
-    """A condition as text.
-
-    >>> n = sympy.Symbol("n")
-    >>> _worded(sympy.And(sympy.Ne(n, 3), n >= 2)), _worded(sympy.Mod(n, 8) <= 0)
-    ('n >= 2 and n != 3', 'n % 8 == 0')
-    """
-    if isinstance(condition, sympy.And):
-        return " and ".join(map(_worded, condition.args))
-    if isinstance(condition, sympy.Rel) and isinstance(condition.lhs, sympy.Mod):
-        rest = "==" if condition.subs(condition.lhs, 0) is sympy.true else "!="
-        if condition.rhs == 0:
-            return f"{' % '.join(map(str, condition.lhs.args))} {rest} 0"
-    if isinstance(condition, sympy.Eq | sympy.Ne):
-        return f"{condition.lhs} {condition.rel_op} {condition.rhs}"
-    return str(condition)
-
-
 # --- symbolic sizes ------------------------------------------------------------------------------
 
 
@@ -358,7 +221,7 @@ def _symbolic(subject: Subject) -> Derived:
             raise StoppedError(f"PyTorch fixes {letter} at {env.replacements[symbol]}")
     for guard in env.guards:
         if isinstance(guard.expr, sympy.Eq):
-            decided = _worded(_as_letters(guard.expr, names))
+            decided = worded(_as_letters(guard.expr, names))
             raise StoppedError(f"PyTorch's tracing adds the guard {decided}")
     conditions = [sympy.simplify(_named(each.expr, names)) for each in env.guards]
     told = [_as_letters(each, {}) for each in conditions if each not in (True, sympy.true)]

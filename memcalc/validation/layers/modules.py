@@ -19,7 +19,7 @@ from torch.utils.checkpoint import (
 
 from memcalc.config import Config
 from memcalc.config.recompute import Policy
-from memcalc.validation import collectives, kernels
+from memcalc.validation.measuring import collectives, kernels
 
 PRODUCTS = (
     torch.ops.aten.mm.default,

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from memcalc.formulas import Formula
 from memcalc.report import Column, Report, with_detail
 from memcalc.units import format_bytes
-from memcalc.validation.derivation import BUFFER, Derived, Kept, total
-from memcalc.validation.interpolation import sizes_text
+from memcalc.validation.deriving.derived import BUFFER, Derived, Kept, total
+from memcalc.validation.deriving.interpolation import sizes_text
 
 COLUMNS = (
     Column("layer_kind", "text"),

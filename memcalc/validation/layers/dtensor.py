@@ -10,8 +10,8 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from memcalc.config import Config
 from memcalc.errors import UsageError
-from memcalc.validation import kernels
-from memcalc.validation.modules import FlashCore, Op, Place, UnfusedCore, region
+from memcalc.validation.layers.modules import FlashCore, Op, Place, UnfusedCore, region
+from memcalc.validation.measuring import kernels
 
 # Operations of the ledger, and modules, that have another module's name in the comparison.
 OPERATIONS = {

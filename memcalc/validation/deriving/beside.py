@@ -14,9 +14,9 @@ from memcalc.formulas import Formula
 from memcalc.graph.graph import Graph
 from memcalc.graph.mesh import Size
 from memcalc.validation import families, match
-from memcalc.validation.derivation import BUFFER, INPUT, Kept, total
-from memcalc.validation.measure import Stored
-from memcalc.validation.symbolic_layer import sizes_apart
+from memcalc.validation.deriving.derived import BUFFER, INPUT, Kept, total
+from memcalc.validation.deriving.symbolic_layer import sizes_apart
+from memcalc.validation.measuring.measure import Stored
 
 
 class Row(NamedTuple):

@@ -18,8 +18,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.validation.kernels import CudaKernels
-from memcalc.validation.measure import Stored, measure, module_path
+from memcalc.validation.measuring.kernels import CudaKernels
+from memcalc.validation.measuring.measure import Stored, measure, module_path
 
 MOST_LINES, LONGEST = 3, 120  # of what a module prints or warns of
 

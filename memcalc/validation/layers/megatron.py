@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from memcalc.config import Config, Model
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
-from memcalc.validation import kernels
-from memcalc.validation.kernels import CudaKernels
-from memcalc.validation.modules import Place
+from memcalc.validation.layers.modules import Place
+from memcalc.validation.measuring import kernels
+from memcalc.validation.measuring.kernels import CudaKernels
 
 # The module of Megatron-core that does each operation of the ledger.
 OPERATIONS = {

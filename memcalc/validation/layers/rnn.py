@@ -11,8 +11,8 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.config.recurrent import KERNELS, Recurrent
-from memcalc.validation.kernels import State, fused_gru, fused_lstm
-from memcalc.validation.modules import TYPES
+from memcalc.validation.layers.modules import TYPES
+from memcalc.validation.measuring.kernels import State, fused_gru, fused_lstm
 
 GATES = {"vanilla": 1, "gru": 3, "lstm": 4}
 

@@ -1,0 +1,1 @@
+"""Formulas of what modules save for backward, derived by running them on symbols."""

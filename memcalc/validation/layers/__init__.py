@@ -1,0 +1,1 @@
+"""The layers that are built and measured, and recurrent networks."""
