@@ -11,8 +11,8 @@ from memcalc.config import IMPLEMENTATIONS, Config, Implementation
 from memcalc.config.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.frameworks import FRAMEWORKS
-from memcalc.validation import families, hugging_face, match
-from memcalc.validation.layers import dtensor, megatron
+from memcalc.validation import match
+from memcalc.validation.layers import dtensor, families, hugging_face, megatron
 from memcalc.validation.layers.modules import Layer, Place, hidden_state, lacking
 from memcalc.validation.measuring import cuda
 from memcalc.validation.measuring.measure import Measured, measure

@@ -4,8 +4,9 @@ import torch
 
 from memcalc.config import Config
 from memcalc.errors import UsageError
-from memcalc.validation import hugging_face, ranks
+from memcalc.validation import ranks
 from memcalc.validation.against import AGAINST
+from memcalc.validation.layers import hugging_face
 from memcalc.validation.layers.modules import TYPES
 from memcalc.validation.measuring import cuda
 

@@ -31,7 +31,7 @@ from memcalc.validation.deriving.derivation import DeriveError, derive, kept_byt
 from memcalc.validation.deriving.derive import derive_layer, derive_model
 from memcalc.validation.deriving.interpolation import interpolated
 from memcalc.validation.deriving.symbolic_layer import derived_layer
-from memcalc.validation.families import FAMILIES
+from memcalc.validation.layers.families import FAMILIES
 from memcalc.validation.layers.modules import ACTIVATIONS, lacking
 from memcalc.validation.measuring.measure import measure
 

@@ -17,8 +17,8 @@ from memcalc.analysis.layers import layer_entries
 from memcalc.blocks.layer import kind_of, kinds, layer_graph, masked
 from memcalc.config import load
 from memcalc.errors import UsageError
-from memcalc.validation.families import FAMILIES
-from memcalc.validation.hugging_face import REMAINING, HuggingFaceLayer, family
+from memcalc.validation.layers.families import FAMILIES
+from memcalc.validation.layers.hugging_face import REMAINING, HuggingFaceLayer, family
 from memcalc.validation.match import IGNORED_STORAGES
 from memcalc.validation.measuring.measure import measure
 from memcalc.validation.validate import validate

@@ -35,8 +35,8 @@ from memcalc.units import format_bytes
 from memcalc.validation import findings, gradients, ranks, witness
 from memcalc.validation import validate as module
 from memcalc.validation.gradients import TOLERANCE
-from memcalc.validation.hugging_face import HuggingFaceLayer
 from memcalc.validation.layers import megatron
+from memcalc.validation.layers.hugging_face import HuggingFaceLayer
 from memcalc.validation.layers.modules import TYPES, Layer, Place, hidden_state, lacking
 from memcalc.validation.match import tie
 from memcalc.validation.measuring import allocator, cuda, kernels, room

@@ -13,9 +13,10 @@ from memcalc.config import Config
 from memcalc.formulas import Formula
 from memcalc.graph.graph import Graph
 from memcalc.graph.mesh import Size
-from memcalc.validation import families, match
+from memcalc.validation import match
 from memcalc.validation.deriving.derived import BUFFER, INPUT, Kept, total
 from memcalc.validation.deriving.symbolic_layer import sizes_apart
+from memcalc.validation.layers import families
 from memcalc.validation.measuring.measure import Stored
 
 

@@ -21,12 +21,12 @@ from memcalc.errors import ConfigError, InputError, UsageError, nearest
 from memcalc.frameworks import FRAMEWORKS
 from memcalc.progress import doing
 from memcalc.report import Column, Report, with_detail
-from memcalc.validation import families, hugging_face
 from memcalc.validation.deriving import beside, whole
 from memcalc.validation.deriving.derivation import derive
 from memcalc.validation.deriving.derived import Derived, total
 from memcalc.validation.deriving.forms import forms, how
 from memcalc.validation.deriving.symbolic_layer import derived_layer
+from memcalc.validation.layers import families, hugging_face
 from memcalc.validation.measuring.valueless import error_text, warned
 from memcalc.validation.require import require, require_precision
 

@@ -18,7 +18,7 @@ from memcalc.errors import InputError, nearest
 from memcalc.progress import doing
 from memcalc.validation.deriving.derivation import DeriveError, derive_from, kept_bytes
 from memcalc.validation.deriving.derived import Derived, Kept, total
-from memcalc.validation.hugging_face import NoAttentionError
+from memcalc.validation.layers.hugging_face import NoAttentionError
 from memcalc.validation.layers.modules import TYPES
 from memcalc.validation.measuring.valueless import error_text
 

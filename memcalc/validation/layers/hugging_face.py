@@ -20,7 +20,7 @@ from memcalc.config import families as records
 from memcalc.config.families.record import Remaining
 from memcalc.config.readers import huggingface
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.validation.families import FAMILIES, as_config
+from memcalc.validation.layers.families import FAMILIES, as_config
 from memcalc.validation.layers.modules import TYPES
 from memcalc.validation.measuring.kernels import CudaKernels
 
