@@ -43,7 +43,10 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
             run.main_params != _RUN.main_params,
             run.precision == "fp32" and "with --precision fp32, which needs no master weights",
         ),
-        f"--imbalance {run.imbalance:g}": (run.imbalance != _RUN.imbalance, dense),
+        f"--imbalance {run.imbalance:g}": (
+            run.imbalance != _RUN.imbalance,
+            dense or (parallel.ep == 1 and "with --ep 1, where each rank has all experts"),
+        ),
         f"--expert-products {kernels.expert_products}": (kernels.expert_products != usual, dense),
     }
     lines = [f"{what} has no effect {why}" for what, (there, why) in said.items() if there and why]

@@ -449,7 +449,7 @@ def _split(config: Config) -> str:
 
 def _under_imbalance(config: Config, held: Sequence[StageMemory]) -> dict[float, tuple[int, ...]]:
     """The stages' peaks under a balanced router, and where the busiest expert rank gets more."""
-    if config.model.experts is None:
+    if config.model.experts is None or config.parallel.ep == 1:
         return {}
     found = {config.run.imbalance: tuple(stage.peak.bytes for stage in held)}
     for imbalance in (1, UNBALANCED):

@@ -182,10 +182,11 @@ def _routed(config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> Axis:
     """Copies of tokens: r of each, of which a rank's experts receive x in ct, were all alike.
 
     Experts are spread over ranks, but so are the tokens that come to them: their number does not
-    depend on e. The busiest rank receives ``imbalance`` times as many, or what its experts take.
+    depend on e. The busiest rank receives ``imbalance`` times as many, but not more than the tokens
+    of all e ranks, nor than its experts take.
     """
     run, model = config.run, config.model
-    load = Fraction(str(run.imbalance))
+    load = min(Fraction(str(run.imbalance)), Fraction(config.parallel.ep))
     if model.capacity_factor is not None:
         load = min(load, Fraction(str(model.capacity_factor)))
     size = sizes["r"] * sizes["s"] * sizes["b"]

@@ -40,7 +40,7 @@ class Run:
         recompute_layers: That number, or None: 1 of uniform, all of block; 0 is no recomputation.
         implementation: The kernels.
         imbalance: Tokens routed to the busiest expert rank, as a multiple of a balanced share: 1
-            with a balanced router.
+            with a balanced router; more than ``ep`` is as ``ep``, all tokens.
         gpu: The name of the GPU, or None if unknown.
         optimizer: A word of ``OPTIMIZERS``.
         main_grads: The dtype that gradients accumulate in, over micro-batches.

@@ -231,7 +231,7 @@ def test_what_has_an_effect_or_is_a_default_is_not_warned_about():
     spread = {"cp": 2, "cp_kind": "all_gather", "pp": 2, "embedding_as_layer": True}
     states = {"dp": 2, "zero": 1, "sharder": "deepspeed", "bucket": 100, "main_params": "none"}
     assert not warnings(load("gpt2", **spread, **states))
-    assert not warnings(load("mixtral-8x7b", imbalance=3, expert_products="batched"))
+    assert not warnings(load("mixtral-8x7b", ep=8, dp=8, imbalance=3, expert_products="batched"))
     defaults = {"cp_kind": "ring", "imbalance": 1.0, "expert_products": "grouped"}
     assert not warnings(load("gpt2", **defaults, sharder="megatron", main_params="fp32"))
 

@@ -334,3 +334,13 @@ class TestEnvironment:
             llama(cross_entropy="fused")
         with pytest.raises(ConfigError, match="batch_first must be true or false"):
             llama(batch_first=1)
+
+
+@pytest.mark.parametrize(("ep", "most"), [(1, 1), (2, 2), (8, 8)])
+def test_an_expert_rank_receives_no_more_than_all_tokens(ep, most):
+    def size(imbalance):
+        settings = {"ep": ep, "dp": 8, "seq_length": 4096, "imbalance": imbalance}
+        return layer_bytes(load("mixtral-8x7b", **settings), "exact")
+
+    assert size(100) == size(most)
+    assert (size(most) > size(1)) == (most > 1)
