@@ -33,7 +33,10 @@ TABLES = {
         f"memcalc.answers.rnn:{name}" for name in ("ON_CHIP", "TRAINING", "STEP", "FORMULA")
     ),
     "validate": ("memcalc.validation.validate:COLUMNS", "memcalc.validation.timing:COLUMNS"),
-    "derive": ("memcalc.validation.forms:COLUMNS", "memcalc.validation.derive:COLUMNS"),
+    "derive": (
+        "memcalc.validation.deriving.forms:COLUMNS",
+        "memcalc.validation.deriving.derive:COLUMNS",
+    ),
     "check": ("memcalc.checks.check:COLUMNS",),
     "backtest": ("memcalc.checks.backtest:COLUMNS",),
     "models": ("memcalc.answers.models:COLUMNS", "memcalc.answers.models:FACTS"),
