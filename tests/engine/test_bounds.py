@@ -51,7 +51,7 @@ def test_the_largest_pipelines_are_walked_in_few_passes(parallel, microbatches):
     ],
 )
 def test_longer_ones_are_refused_before_they_are_walked(parallel, microbatches):
-    with pytest.raises(ConfigError, match=r"passes to walk, more than \d+: use a smaller --pp"):
+    with pytest.raises(ConfigError, match=r"passes to simulate, more than \d+: use a smaller --pp"):
         order(parallel, 0, microbatches)
 
 
