@@ -77,10 +77,16 @@ def model(name: str) -> Report:
 
 
 def _answer(name: str, facts: dict[str, Any]) -> str:
-    """The size of a model in a line."""
-    line = f"{name} has {facts['kinds of layers']} layers"
+    """The size of a model in a line.
+
+    >>> _answer("big", {"kinds of layers": "1 dense, 2 moe, 1 mtp", "parameters": 1000})
+    'big has 1 dense, 2 MoE and 1 MTP layers and 1,000 parameters without the MTP layers'
+    """
+    kinds_ = facts["kinds of layers"].replace("moe", "MoE").replace("mtp", "MTP")
+    line = f"{name} has {' and '.join(kinds_.rsplit(', ', 1))} layers"
     if "parameters" in facts:
         line += f" and {facts['parameters']:,} parameters"
+        line += " without the MTP layers" if "MTP" in kinds_ else ""
     if "active parameters" in facts:
         line += f", {facts['active parameters']:,} of them active per token"
     return line

@@ -104,7 +104,7 @@ def test_models_begin_with_their_number_and_one_with_its_size():
     expert, others = 3 * h * f, 2 * h * h + 2 * h * kv + 2 * h + 8 * h
     whole, active = (layers * (others + n * expert) + 2 * v * h + h for n in (8, 2))
     assert model("mixtral-8x7b").answer == (
-        f"mixtral-8x7b has 32 moe layers and {whole:,} parameters, {active:,} of them active per "
+        f"mixtral-8x7b has 32 MoE layers and {whole:,} parameters, {active:,} of them active per "
         "token"
     )
 
