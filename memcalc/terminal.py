@@ -44,7 +44,7 @@ def say(message: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Print a text of memcalc's own on stderr, unless stderr is closed."""
+    """Print one of memcalc's messages on stderr, unless stderr is closed."""
     if sys.stderr is None:
         return
     try:

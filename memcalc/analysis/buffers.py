@@ -37,7 +37,7 @@ def lasting(rank: Rank) -> list[Part]:
 
 
 def between_steps(rank: Rank) -> list[Part]:
-    """What the pipeline's schedule keeps after an iteration."""
+    """What the pipeline schedule keeps after an iteration."""
     return _parts(_of(rank.config.framework.between_steps, rank))
 
 

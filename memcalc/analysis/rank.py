@@ -140,7 +140,7 @@ class Rank:
         return [sizes[name] for name in self.units] or [0]
 
     def weights(self) -> Iterator[tuple[WeightKind, int, int]]:
-        """Its weights in the order of its passes: elements, and how many have that size."""
+        """Its weights in the order of its passes: the kind, the elements, and how many are alike."""
         for name in self.units:
             yield from _weights(self.config, name)
         for part in self.copies:
@@ -171,7 +171,7 @@ def stages_with_table(config: Config) -> list[int]:
 
 
 def table(config: Config) -> int:
-    """The elements of the embedding's table on a rank; a patch embedding has no table."""
+    """The elements of the embedding table on a rank; 0 for a patch embedding, which has none."""
     tables = (op.weights[0] for op in embedding_graph(config).ops if op.kind is LOOKUP)
     return next((prod(axis.local for axis in table.axes) for table in tables), 0)
 

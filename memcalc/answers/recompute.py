@@ -167,7 +167,7 @@ def _rows(config: Config, kind: str, accounting: str) -> list[tuple[Any, ...]]:
 
 
 def _dropped_note(rows: list[tuple[Any, ...]]) -> tuple[str, ...]:
-    """What Megatron's modules save beyond the regions of nearly the same name."""
+    """How much more Megatron's modules save than the regions with similar names."""
     there = {row[1] for row in rows}
     names = [name for name, each in MEGATRON_MODULES.items() if each.dropped and name in there]
     if not names:

@@ -94,7 +94,7 @@ def kind_of(row: Row) -> str:
 
 
 def _ticks(axis: Axis, least: float, most: float) -> None:
-    """Ticks at 1, 2 and 5 times powers of ten; at even steps if these are fewer than three."""
+    """Ticks at 1, 2 and 5 times powers of ten, or evenly spaced if that gives fewer than three."""
     steps = [step * 10.0**power for power in range(-12, 16) for step in (1, 2, 5)]
     places = [step for step in steps if least <= step <= most]
     axis.set_major_locator(FixedLocator(places) if len(places) > 2 else AutoLocator())

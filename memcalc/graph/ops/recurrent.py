@@ -128,7 +128,7 @@ def fused_lstm_cell(
 
 
 def _lstm_made(name: str, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The next state, the next memory, and the tanh of the next memory."""
+    """The next hidden state, the next cell state, and the tanh of the next cell state."""
     state, next_, tanh_ = (
         Tensor(f"{name}_{part}", memory.axes, memory.dtype_bytes)
         for part in ("state", "memory", "memory_tanh")
