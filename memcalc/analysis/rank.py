@@ -140,7 +140,7 @@ class Rank:
         return [sizes[name] for name in self.units] or [0]
 
     def weights(self) -> Iterator[tuple[WeightKind, int, int]]:
-        """Its weights in the order of its passes: the kind, the elements, and how many are alike."""
+        """Its weights in the order of its passes: kind, elements, and how many are alike."""
         for name in self.units:
             yield from _weights(self.config, name)
         for part in self.copies:
