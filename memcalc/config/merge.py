@@ -91,7 +91,7 @@ def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """
     said: dict[str, Any] = {}
     for settings in layers:
-        schedule = pipeline.SCHEDULES.get(settings.get("schedule", pipeline.SEVERAL_CHUNKS))
+        schedule = pipeline.SCHEDULES.get(str(settings.get("schedule", pipeline.SEVERAL_CHUNKS)))
         if schedule is None or schedule.chunks is not None:
             said.pop("vpp", None)
             said.pop("microbatch_group_size", None)

@@ -11,6 +11,7 @@ import memcalc
 from memcalc.answers.warnings import warnings
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
 from memcalc.config.recompute import policy
+from memcalc.config.source import SETTINGS
 from memcalc.errors import ConfigError, MemcalcError
 
 TOY = {"name": "toy", "layers": 2, "hidden_size": 64, "heads": 8}
@@ -455,3 +456,15 @@ def test_a_public_function_is_the_same_each_time_and_says_what_it_takes():
 def test_an_imbalance_has_one_bound(imbalance):
     with pytest.raises(ConfigError, match=r"imbalance must be a number from 1 to 1e\+09, not"):
         load("mixtral-8x7b", imbalance=imbalance)
+
+
+@pytest.mark.parametrize("value", [[], {}, [[1]], {"a": []}])
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_a_list_or_an_object_for_a_setting_is_read_or_refused(name, value):
+    """What it says is one line; anything but a ConfigError fails here."""
+    refused = None
+    try:
+        load("22b", **{name: value})
+    except ConfigError as error:
+        refused = str(error)
+    assert refused is None or "\n" not in refused
