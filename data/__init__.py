@@ -1,1 +1,1 @@
-"""The data that ships with memcalc: the model catalogue and the schema of its JSON output."""
+"""The data that ships with memcalc: the model catalog and the schema of its JSON output."""

@@ -80,11 +80,11 @@ class Report:
         columns: The table's columns.
         rows: The table's rows, each with one value per column; None is unknown.
         symbols: The letters of the formulas with their values here.
-        notes: What was assumed, what is not modelled, and what to know when reading the table.
+        notes: What was assumed, what is not modeled, and what to know when reading the table.
         failures: Checks that did not hold, one line each.
         answer: The answer in one line. Text, markdown, HTML and LaTeX begin with it; it is the
             first note in JSON.
-        good: Whether the answer is good news, which colours it on a terminal; None has no colour.
+        good: Whether the answer is good news, which colors it on a terminal; None has no color.
 
     >>> report = Report("demo", "Two", (Column("n", "count"),), ((1,), (2,)))
     >>> report.records()

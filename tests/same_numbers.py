@@ -7,7 +7,7 @@ For changes that must leave every number as it is::
 
 It compares the rows, columns, units and symbols of ``memory --explain``, ``ledger``,
 ``recompute``, ``flops`` and ``comm``; not words: titles, answers and notes. The configurations are
-the same on every run, drawn from the catalogue, parallelism, recomputation, implementations,
+the same on every run, drawn from the catalog, parallelism, recomputation, implementations,
 schedules and sharders. A question that is refused must be refused again.
 """
 

@@ -215,7 +215,7 @@ def percent_of_peak(
     56.0
     """
     if config.run.gpu is None:
-        raise UsageError("utilisation needs a GPU: pass --gpu")
+        raise UsageError("utilization needs a GPU: pass --gpu")
     parallel = config.parallel
     if gpus is None and config.model.experts is not None:
         of_experts, there = parallel.ep * parallel.expert_tp, parallel.ranks // parallel.pp

@@ -83,12 +83,12 @@ class Chip(NamedTuple):
         """The part of a GPU that options allow.
 
         Raises:
-            UsageError: The GPU has fewer SMs or less shared memory, or the catalogue does not know
+            UsageError: The GPU has fewer SMs or less shared memory, or the catalog does not know
                 what it has.
         """
         if lacking := missing(gpu):
             raise UsageError(
-                f"rnn cannot answer for {gpu.name}: the catalogue lacks its {', '.join(lacking)}"
+                f"rnn cannot answer for {gpu.name}: the catalog lacks its {', '.join(lacking)}"
             )
         all_sms, registers, all_shared, l2, fp32 = (size for size in _needed(gpu).values() if size)
         sms = options.sms or all_sms
@@ -122,7 +122,7 @@ class Chip(NamedTuple):
 
 
 def missing(gpu: Gpu) -> list[str]:
-    """What a fit needs and the catalogue does not have of a GPU.
+    """What a fit needs and the catalog does not have of a GPU.
 
     >>> from memcalc.config.gpus import gpu
     >>> missing(gpu("gb200")), missing(gpu("h100"))

@@ -114,7 +114,7 @@ class Segments:
         return block
 
     def give(self, block: Block | None) -> None:
-        """Free a block, and merge it with its free neighbours."""
+        """Free a block, and merge it with its free neighbors."""
         if block is None:
             return
         self.unsplit -= block.size - block.asked

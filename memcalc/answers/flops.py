@@ -1,4 +1,4 @@
-"""``flops``: the FLOPs of an iteration or of one layer, and the utilisation."""
+"""``flops``: the FLOPs of an iteration or of one layer, and the utilization."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -45,7 +45,7 @@ def flops(
     """FLOPs over all ranks, and their share of the GPUs' peak.
 
     Model FLOPs are those of forward and backward. Hardware FLOPs add those of recomputation.
-    Without the time of an iteration the utilisation is unknown (None).
+    Without the time of an iteration the utilization is unknown (None).
 
     Args:
         config: The model, its parallelism and its run.
@@ -167,7 +167,7 @@ def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str,
             "--global-batch-size to those of the whole run",
         )
     if mfu > 100:
-        lines += ("warning: utilisation above 100 %: check --iteration-time, --gpus and the batch",)
+        lines += ("warning: utilization above 100 %: check --iteration-time, --gpus and the batch",)
     return lines
 
 
@@ -183,7 +183,7 @@ def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Ite
     """What is counted here, but which some kernels or frameworks do not run."""
     if config.run.frozen:
         yield (
-            "frozen linears run no weight-gradient GEMM; not modelled: backward stops at the first "
+            "frozen linears run no weight-gradient GEMM; not modeled: backward stops at the first "
             "trained layer"
         )
     early = getattr(count, scope)(config, causal, early_stop=True).recomputed

@@ -1,6 +1,6 @@
-"""``gpus``: the catalogue of GPUs."""
+"""``gpus``: the catalog of GPUs."""
 
-from memcalc.config import gpus as catalogue
+from memcalc.config import gpus as catalog
 from memcalc.report import Column, Report
 
 COLUMNS = (
@@ -41,15 +41,15 @@ def gpus() -> Report:
     >>> dict(zip(gpus().column("name"), gpus().column("bf16_flops")))["a100-80gb"]
     312000000000000
     """
-    found = catalogue.gpus()
+    found = catalog.gpus()
     return Report(
         "gpus",
-        "GPUs of the catalogue",
+        "GPUs of the catalog",
         COLUMNS,
         tuple(
             (
                 each.name,
-                ", ".join(catalogue.aliases(each)),
+                ", ".join(catalog.aliases(each)),
                 each.memory_bytes,
                 each.peaks["bf16"],
                 each.peaks["fp16"],
@@ -73,7 +73,7 @@ def gpus() -> Report:
             "are accepted too",
             "memory: as reported by the driver",
             "FLOP/s: dense peak on tensor cores, in the column fp32 without them",
-            "-: not supported by the GPU, or not in the sources of this catalogue",
+            "-: not supported by the GPU, or not in the sources of this catalog",
             "mi250x: one of its two dies, because PyTorch sees each die as a GPU",
         ),
         answer=f"{len(found)} GPUs; --gpu and --budget take their names",

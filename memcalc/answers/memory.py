@@ -244,7 +244,7 @@ def _smallest(
             fits = f"{found.name} ({size(found.memory_bytes)})"
             return f"{line}the smallest NVIDIA GPU with {config.run.precision} that fits is {fits}"
         needed = found.memory_bytes + 1
-    return f"{line}no NVIDIA GPU of the catalogue with {config.run.precision} holds that"
+    return f"{line}no NVIDIA GPU of the catalog with {config.run.precision} holds that"
 
 
 def _over(

@@ -1,4 +1,4 @@
-"""``models``: the catalogue."""
+"""``models``: the catalog."""
 
 from dataclasses import fields
 from typing import Any
@@ -29,7 +29,7 @@ FACTS = (Column("fact", "text"), Column("value", "text"))
 
 
 def models() -> Report:
-    """The catalogue's models with their sizes, each with its source.
+    """The catalog's models with their sizes, each with its source.
 
     >>> [name for name in models().column("name") if name.startswith("llama-2")]
     ['llama-2-13b', 'llama-2-70b', 'llama-2-7b']
@@ -37,7 +37,7 @@ def models() -> Report:
     found = [source.model for source in catalog.entries()]
     return Report(
         "models",
-        "Models of the catalogue",
+        "Models of the catalog",
         COLUMNS,
         tuple(tuple(getattr(each, column.name) for column in COLUMNS) for each in found),
         notes=(f"other names: {', '.join(f'{k} ({v})' for k, v in catalog.ALIASES.items())}",),

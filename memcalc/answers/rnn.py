@@ -189,7 +189,7 @@ def _on_chip_notes(config: Recurrent, options: OnChip, found: list[Gpu]) -> list
         "registers or shared memory; streamed: every step reads them from memory, or from L2 if "
         "they fit there",
         f"roofline: {peak} of {sms} (--peak-flops), memory at the data sheet's bandwidth, {l2}, "
-        f"and {options.sync_seconds:g} s of grid synchronisation (--sync)",
+        f"and {options.sync_seconds:g} s of grid synchronization (--sync)",
         "speedup bound: streamed seconds over on-chip seconds",
         f"{_said(len(options.pairs) == 1)}: a pruned weight takes {pairs} bytes, value + "
         f"index{packing} (--value-bytes, --index-bytes)",

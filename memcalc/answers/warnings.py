@@ -1,11 +1,11 @@
-"""Warnings about a Config: what is not modelled, counted as something else, or without effect."""
+"""Warnings about a Config: what is not modeled, counted as something else, or without effect."""
 
 from memcalc.answers.effect import nothing_frozen, nothing_recomputed, without_effect
 from memcalc.config import Config
 
 
 def warnings(config: Config) -> tuple[str, ...]:
-    """Settings that are not modelled, and settings without effect."""
+    """Settings that are not modeled, and settings without effect."""
     lines = list(config.unmodelled)
     kernels = config.run.implementation
     lines += ineffective(config)

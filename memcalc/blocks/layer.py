@@ -94,7 +94,7 @@ def decoder(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
 def further_token(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
     """x (s, b, h) and the next tokens' embedding -> (s, b, h): multi-token prediction.
 
-    Both are normalised, concatenated to 2h and projected to h, then pass a layer and a last norm
+    Both are normalized, concatenated to 2h and projected to h, then pass a layer and a last norm
     (DeepSeek-V3, arXiv 2412.19437, section 2.2; Megatron-core, multi_token_prediction.py).
     """
     embedded = m.hidden_state(g, "next_tokens")

@@ -27,9 +27,9 @@ ODD = 0.1  # relative difference that rows with the same arguments may have
 BY_IMBALANCE = "predicted_peak_bytes_by_imbalance"
 
 # Options that flag a row although the reader of the arguments models them in part, and options that
-# do not flag it although they are not modelled: what is counted instead takes the same bytes.
+# do not flag it although they are not modeled: what is counted instead takes the same bytes.
 MORE_FLAGS = {
-    "encoder-num-layers": "encoder-decoder models are modelled only in part",
+    "encoder-num-layers": "encoder-decoder models are modeled only in part",
     "fp8-format": "fp8 copies of activations and gradients are counted in part only",
 }
 NO_FLAGS = (
@@ -50,7 +50,12 @@ COLUMNS = (
     Column("measured_steady_bytes", "bytes", detail=True, optional=True),
     Column("predicted_steady_bytes", "bytes", detail=True, optional=True),
     Column("steady_error", "ratio", optional=True),
-    Column("unmodelled", "text", description="Options that flag the row, separated by commas."),
+    Column(
+        "unmodelled",
+        "text",
+        title="not modeled",
+        description="Options that flag the row, separated by commas.",
+    ),
     Column("stages", "text", detail=True, definition="backtest_stages"),
 )
 

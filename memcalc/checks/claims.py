@@ -51,7 +51,7 @@ class Claim(NamedTuple):
 
     Attributes:
         id: The claim's name; its first part is where it is printed.
-        model: The catalogue model or GPU that the claim is about, or nothing.
+        model: The catalog model or GPU that the claim is about, or nothing.
         quantity: Its name in ``memcalc.checks.paper.QUANTITIES``, by which memcalc's own value is
             computed, or nothing.
         relation: How memcalc's value must relate to the printed one: ``=``, ``<`` or ``>``.

@@ -126,13 +126,13 @@ def figure9(model: str, name: str) -> Fraction:
 
 
 def mfu(model: str) -> Fraction:
-    """Model FLOPs utilisation in percent, from the seconds in table 5."""
+    """Model FLOPs utilization in percent, from the seconds in table 5."""
     config = load(model)
     return flops.percent_of_peak(flops.iteration(config).model, config, _seconds(model, "present"))
 
 
 def hfu(model: str) -> Fraction:
-    """Hardware FLOPs utilisation in percent, from the seconds in table 5."""
+    """Hardware FLOPs utilization in percent, from the seconds in table 5."""
     config = load(model, recompute="selective")
     return flops.percent_of_peak(
         flops.iteration(config).hardware, config, _seconds(model, "present")
@@ -146,7 +146,7 @@ def hfu_printed(model: str) -> Fraction:
 
 
 def mfu_2240(model: str) -> Fraction:
-    """Model FLOPs utilisation with eight-way data parallelism, in percent."""
+    """Model FLOPs utilization with eight-way data parallelism, in percent."""
     config = load(model, dp=8, global_batch_size=2240)
     return flops.percent_of_peak(
         flops.iteration(config).model, config, _printed("section6.3/seconds")
@@ -173,7 +173,7 @@ def flops_overhead(model: str, policy: str) -> Fraction:
 
 
 def filled(model: str) -> Fraction:
-    """Appendix C: model FLOPs utilisation from FLOPs alone, with free memory filled, in percent.
+    """Appendix C: model FLOPs utilization from FLOPs alone, with free memory filled, in percent.
 
     Every stage skips recomputation for as many passes as fit in its GPU, and the time in table 5
     shrinks in proportion to the FLOPs.
@@ -206,7 +206,7 @@ def throughput_gain(model: str) -> Fraction:
 
 
 def faster(model: str) -> Fraction:
-    """The gain in the abstract, in percent, from its two utilisations."""
+    """The gain in the abstract, in percent, from its two utilizations."""
     return 100 * (_printed("abstract/mfu") / _printed("abstract/mfu_with_recomputation") - 1)
 
 

@@ -1,6 +1,6 @@
 """The quantities in the claims of Korthikanti et al. 2022, and memcalc's own value of each.
 
-A quantity is a function of a catalogue name, or of nothing. It returns an exact number, a word, or
+A quantity is a function of a catalog name, or of nothing. It returns an exact number, a word, or
 a formula.
 """
 

@@ -66,7 +66,7 @@ class MeasuredRun(NamedTuple):
         gpu: The name of the GPU, or None if it is unknown.
         world: The number of GPUs, or None if it is unknown.
         notes: What was assumed.
-        met: The argument reader's warnings: options that are not modelled or not known.
+        met: The argument reader's warnings: options that are not modeled or not known.
         flags: What else in the row memcalc does not know.
         refused: Why memcalc refuses the run.
     """

@@ -22,7 +22,7 @@ GROUPS = (
 INPUTS = ("model", "shown", "target", "run", "file")  # parameters that name a file to read
 
 LEFT_OUT = (
-    "An option that is not given takes its value from MODEL's file or catalogue entry. "
+    "An option that is not given takes its value from MODEL's file or catalog entry. "
     "[default: ...] applies if MODEL has no value."
 )
 NUMBER = r"-?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?"

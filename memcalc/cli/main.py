@@ -128,7 +128,7 @@ repository describes the commands and shell completion.
 def cli() -> None:
     """Memory, FLOPs and communication of transformer training, from shapes and source code.
 
-    MODEL is a catalogue name (see `memcalc models`) or a file: memcalc's own JSON, a Hugging Face
+    MODEL is a catalog name (see `memcalc models`) or a file: memcalc's own JSON, a Hugging Face
     config.json or its folder, or a launch file (Megatron-LM script or YAML, gpt-neox or nanotron
     YAML).
     """

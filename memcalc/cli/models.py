@@ -15,7 +15,7 @@ from memcalc.cli.show import show
 @option("--show", "shown", metavar="MODEL", help="Same as MODEL.  [default: none]")
 @options(*SHOW)
 def models(model: str | None, shown: str | None, format_: str | None, output: Path | None) -> None:
-    """List the catalogue's models, or every fact about MODEL.
+    """List the catalog's models, or every fact about MODEL.
 
     \b
     Examples:

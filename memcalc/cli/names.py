@@ -77,10 +77,10 @@ _BATCH = (
 _GPUS = "the number of GPUs is --tp x --pp x --cp x --dp; set --dp"
 _SIZES = "sizes come from MODEL; for a model of your own, write a JSON file (see docs/layers.md)"
 _OFFLOAD = (
-    "offloading of parameters and optimizer states is not modelled; --recompute offload "
+    "offloading of parameters and optimizer states is not modeled; --recompute offload "
     "offloads activations"
 )
-_LORA = "adapters are not modelled; --frozen names the parts that are not trained"
+_LORA = "adapters are not modeled; --frozen names the parts that are not trained"
 _FSDP = "use --zero 3 --sharder fsdp2 (or megatron-fsdp)"
 _TALK = "use `memcalc memory --explain`, which shows every part of each peak"
 

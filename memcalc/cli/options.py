@@ -40,7 +40,7 @@ def _words(*choices: Iterable[str]) -> Callable[..., list[CompletionItem]]:
 
 
 def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A completion of MODEL: matching names of the catalogue, or else files."""
+    """A completion of MODEL: matching names of the catalog, or else files."""
     known = [CompletionItem(name) for name in names() if name.startswith(incomplete.lower())]
     return known or [CompletionItem(incomplete, type="file")]
 
@@ -232,7 +232,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--sharder",
             type=click.Choice(list(SHARDERS)),
             metavar="NAME",
-            help=f"Framework whose sharding is modelled: {', '.join(SHARDERS)}.  "
+            help=f"Framework whose sharding is modeled: {', '.join(SHARDERS)}.  "
             "[default: megatron; deepspeed for --zero 2 and 3]",
         ),
         "shard_copies": partial(
@@ -333,7 +333,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--implementation",
             type=click.Choice(list(IMPLEMENTATIONS)),
             metavar="NAME",
-            help=f"Framework whose layer is modelled: {', '.join(IMPLEMENTATIONS)}.  "
+            help=f"Framework whose layer is modeled: {', '.join(IMPLEMENTATIONS)}.  "
             "[default: megatron; paper for 22b, 175b, 530b and 1t]",
         ),
         "attention": partial(

@@ -159,7 +159,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
     type=Number(),
     metavar="SECONDS",
     group=CHIP,
-    help="Grid synchronisation per step, in seconds.  [default: 0]",
+    help="Grid synchronization per step, in seconds.  [default: 0]",
 )
 @option(
     "--l2-bandwidth",

@@ -1,4 +1,4 @@
-"""The catalogue of models that ship with memcalc, and ``load``, which reads all kinds of models."""
+"""The catalog of models that ship with memcalc, and ``load``, which reads all kinds of models."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from memcalc.config.readers import hub, native
 from memcalc.config.source import Source
 from memcalc.errors import ConfigError, nearest
 
-# Other names of models in the catalogue.
+# Other names of models in the catalog.
 ALIASES = {
     **dict.fromkeys(("gpt3", "gpt-3", "gpt3-175b", "gpt-3-175b", "gpt-175b"), "175b"),
     **dict.fromkeys(("mt-nlg", "mt-nlg-530b", "megatron-turing", "megatron-530b"), "530b"),
@@ -23,7 +23,7 @@ ALIASES = {
 
 
 def names() -> list[str]:
-    """The names of the catalogue's models.
+    """The names of the catalog's models.
 
     >>> "llama-3-70b" in names()
     True
@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def named(target: str) -> str | None:
-    """The catalogue's name of a model, from its name or an alias; None if there is neither.
+    """The catalog's name of a model, from its name or an alias; None if there is neither.
 
     >>> named("GPT-3"), named("Llama-3-8B"), named("model.json")
     ('175b', 'llama-3-8b', None)
@@ -42,17 +42,17 @@ def named(target: str) -> str | None:
 
 
 def entries() -> Iterator[Source]:
-    """The catalogue's models with the settings of their runs."""
+    """The catalog's models with the settings of their runs."""
     return (_entry(name) for name in names())
 
 
 def load(
     target: str | os.PathLike[str], run: str | os.PathLike[str] | None = None, **settings: Any
 ) -> Config:
-    """A model with its parallelism and run, from a catalogue name, a path or the Hub.
+    """A model with its parallelism and run, from a catalog name, a path or the Hub.
 
     Args:
-        target: A name of the catalogue or an alias; the path of a file in memcalc's own JSON or in
+        target: A name of the catalog or an alias; the path of a file in memcalc's own JSON or in
             a format that ``memcalc.config.readers`` reads, or of a folder that holds a
             ``config.json``; or ``hf:org/name`` of the Hugging Face Hub, with an ``@revision``.
         run: The path of a file whose parallelism and run settings replace the target's; a model in
@@ -102,7 +102,7 @@ def sources(
 
 
 def content(target: str) -> Mapping[str, Any] | None:
-    """The Hugging Face ``config.json`` of a target; None for a catalogue name.
+    """The Hugging Face ``config.json`` of a target; None for a catalog name.
 
     Raises:
         ConfigError: The target is unknown.
@@ -139,7 +139,7 @@ def _is_path(target: str) -> bool:
 
 def _unknown(target: str) -> ConfigError:
     hint = nearest(target, names(), "`memcalc models`")
-    return ConfigError(f"{target[:60]!r} is neither a model of the catalogue nor a file; {hint}")
+    return ConfigError(f"{target[:60]!r} is neither a model of the catalog nor a file; {hint}")
 
 
 def _entry(name: str) -> Source:

@@ -57,7 +57,7 @@ class Config:
         chunks = self.parallel.chunks
         if chunks > 1 and model.encoder_layers is not None:
             raise ConfigError(
-                f"pipeline stages of encoder-decoders are not modelled: {model.name} needs --pp "
+                f"pipeline stages of encoder-decoders are not modeled: {model.name} needs --pp "
                 f"1, not {self.parallel.pp}"
             )
         counted = self.parallel.embedding_as_layer + self.parallel.loss_as_layer

@@ -1,4 +1,4 @@
-"""The catalogue of GPUs."""
+"""The catalog of GPUs."""
 
 import re
 from functools import cache
@@ -19,7 +19,7 @@ class Gpu(NamedTuple):
     """A GPU, as its vendor states it. None is what it does not have, or what no source states.
 
     Attributes:
-        name: Its name in the catalogue.
+        name: Its name in the catalog.
         memory_bytes: Its memory, as its driver reports it.
         capability: Its CUDA compute capability, times 10; None if it is not NVIDIA's.
         peaks: Dense tensor-core FLOP/s, by the dtype of activations.
@@ -57,7 +57,7 @@ def gpu(name: str) -> Gpu:
     """The GPU of a name, an alias, or the name that its driver gives it.
 
     Raises:
-        ConfigError: The catalogue has no such GPU.
+        ConfigError: The catalog has no such GPU.
 
     >>> gpu("a100").name, gpu("a100").peaks["bf16"]
     ('a100-80gb', 312000000000000)
@@ -72,7 +72,7 @@ def gpu(name: str) -> Gpu:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether the catalogue has a GPU of this name or alias.
+    """Whether the catalog has a GPU of this name or alias.
 
     >>> is_gpu("A100"), is_gpu("TPU")
     (True, False)
@@ -107,9 +107,9 @@ def smallest(size: int, precision: str = "fp16") -> Gpu | None:
 
     Its tensor cores must support the precision; for fp32, any tensor cores will do.
 
-    Only NVIDIA GPUs whose peak in this precision the catalogue knows are considered: the buffers
+    Only NVIDIA GPUs whose peak in this precision the catalog knows are considered: the buffers
     that memcalc counts are NVIDIA's. Of
-    several with the same memory it is the first of the catalogue.
+    several with the same memory it is the first of the catalog.
 
     >>> smallest(70 * 2**30).name
     'h100-sxm'
@@ -126,7 +126,7 @@ def smallest(size: int, precision: str = "fp16") -> Gpu | None:
 
 
 def gpus() -> list[Gpu]:
-    """Every GPU, in the order of the catalogue.
+    """Every GPU, in the order of the catalog.
 
     >>> gpus()[0].name
     'titan-x'

@@ -93,7 +93,7 @@ class Model:
             flash kernel too (Falcon-40B).
         calls_attention: Whether the model's own code calls PyTorch's attention itself, always with
             a mask, and without a word of it where query heads share a key and value head (Falcon).
-        norm_scale: How the model's own code scales what a norm has normalised: a word of
+        norm_scale: How the model's own code scales what a norm has normalized: a word of
             ``NORM_SCALES``.
         norm_keeps_input: Whether RMSNorm multiplies its input as it is, beside the fp32 copy that
             it squares (T5).
@@ -299,7 +299,7 @@ class Model:
         found = [what for what, there in other.items() if there]
         if found or not self.causal:
             raise ConfigError(
-                "an encoder-decoder is modelled like T5 (causal decoder, block pre_norm, no "
+                "an encoder-decoder is modeled like T5 (causal decoder, block pre_norm, no "
                 "learned positions, no experts): it cannot have "
                 f"{found[0] if found else 'a bidirectional decoder'}"
             )

@@ -107,7 +107,7 @@ class OnChip:
 
     Attributes:
         gpus: Names of GPUs, or one; an empty tuple is every GPU whose SMs, memories and
-            fp32 peak the catalogue has.
+            fp32 peak the catalog has.
         sms: SMs that the kernel uses; None is all.
         densities: Shares of weights left after pruning, or one.
         value_bytes: Bytes per stored weight; None is 4 if dense, and both 2 and 4 if pruned.
@@ -116,7 +116,7 @@ class OnChip:
         activation_bytes: Bytes per element of the hidden states that every SM keeps in shared
             memory; 0 if it does not.
         shared_bytes: Shared memory per SM that the kernel may use; None is all.
-        sync_seconds: Grid synchronisation per step, in seconds.
+        sync_seconds: Grid synchronization per step, in seconds.
         l2_bandwidth: L2 bandwidth in bytes per second; None is no limit.
         peak_flops: FLOP/s of the whole GPU; None is its fp32 peak without tensor cores.
 

@@ -1,4 +1,4 @@
-"""What a file or a catalogue entry says: a model, and settings of its run by name."""
+"""What a file or a catalog entry says: a model, and settings of its run by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The content of a file or of a catalogue entry.
+    """The content of a file or of a catalog entry.
 
     Attributes:
         model: The model; None if there are only parallelism and run settings.

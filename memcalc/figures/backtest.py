@@ -13,11 +13,11 @@ from memcalc.checks.backtest import Row, rows
 from memcalc.figures import style
 from memcalc.units import common_scale
 
-# Kind of run -> its colour and its marker.
+# Kind of run -> its color and its marker.
 KINDS = {
     "dense": (style.BLUE, "o"),
     "experts": (style.VERMILION, "s"),
-    "flagged as not modelled": (style.GREY, "X"),
+    "flagged as not modeled": (style.GREY, "X"),
 }
 # Ranges of the lower panel, in percent of error; points beyond are drawn on its edge.
 EDGES = (0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -36,11 +36,11 @@ def draw(path: Path) -> Figure:
     figure, (above, below) = style.stacked(2, height=6.4)
     above.plot(ends, ends, "--", color="black", linewidth=0.8, label="predicted = measured")
     below.axhline(0, linestyle="--", color="black", linewidth=0.8)
-    for kind, (colour, marker) in KINDS.items():
+    for kind, (color, marker) in KINDS.items():
         mine = [row for row in found if kind_of(row) == kind]
         if mine:
             look: dict[str, Any] = {
-                "color": colour,
+                "color": color,
                 "marker": marker,
                 "label": f"{kind} ({len(mine)})",
             }
@@ -88,7 +88,7 @@ def reach(errors: list[float]) -> float:
 def kind_of(row: Row) -> str:
     """The kind of a run, one of ``KINDS``."""
     if row.flags:
-        return "flagged as not modelled"
+        return "flagged as not modeled"
     config = row.run.config
     return "experts" if config is not None and config.model.experts else "dense"
 

@@ -14,7 +14,7 @@ from memcalc.figures import style
 from memcalc.figures.style import Part
 from memcalc.units import common_scale
 
-# Group of allocated parts -> its colour, and its hatch for print without colour.
+# Group of allocated parts -> its color, and its hatch for print without color.
 GROUPS = {
     "weights": (style.GREY, ""),
     "gradients": (style.SKY, "///"),
@@ -40,8 +40,8 @@ def draw(config: Config) -> Figure:
     unit, scale = common_scale("bytes", [*totals, room.memory_bytes if room else 0])
     groups = [by_group(stage.peak) for stage in held]
     bars = [
-        Part(group, colour, hatch, [sizes[group] / scale for sizes in groups])
-        for group, (colour, hatch) in GROUPS.items()
+        Part(group, color, hatch, [sizes[group] / scale for sizes in groups])
+        for group, (color, hatch) in GROUPS.items()
     ]
     reserved = [(beyond.allocator(stage.peak.bytes) - stage.peak.bytes) / scale for stage in held]
     fixed = [sum(part.bytes for part in beyond.fixed) / scale] * len(held)

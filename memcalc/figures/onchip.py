@@ -15,7 +15,7 @@ from memcalc.config.gpus import gpu
 from memcalc.config.recurrent import OnChip, Recurrent
 from memcalc.figures import style
 
-# GPU -> its colour, and its line for print without colour.
+# GPU -> its color, and its line for print without color.
 GPUS = {
     "b200": (style.PURPLE, "-"),
     "h100": (style.SKY, "--"),
@@ -44,12 +44,12 @@ def draw() -> Figure:
     """A curve per GPU, for two assumed sizes of a weight; the published layers as points."""
     figure, panels = style.side_by_side(len(PANELS))
     for axes, (pair, title) in zip(panels, PANELS.items(), strict=True):
-        for name, (colour, line) in GPUS.items():
+        for name, (color, line) in GPUS.items():
             axes.plot(
                 [100 * density for density in DENSITIES],
                 curve(name, pair),
                 line,
-                color=colour,
+                color=color,
                 label=gpu(name).name,
                 linewidth=1.4,
             )

@@ -54,10 +54,10 @@ def figure7() -> Figure:
         "full": ("full", "full recomputation", style.GREY, ""),
     }
     places, points = [], []
-    for i, (key, (technique, label, colour, hatch)) in enumerate(techniques.items()):
+    for i, (key, (technique, label, color, hatch)) in enumerate(techniques.items()):
         at = [x + 0.2 * (i - 1.5) for x in range(len(MODELS))]
         heights = [float(percent(model, technique)) for model in MODELS]
-        axes.bar(at, heights, 0.18, label=label, **style.filled(colour, hatch))
+        axes.bar(at, heights, 0.18, label=label, **style.filled(color, hatch))
         places += at
         points += [read[f"figure7/{model}/{key}"] for model in MODELS]
     axes.plot(places, points, label=READ_OFF, **style.PUBLISHED)
@@ -80,17 +80,15 @@ def figure8() -> Figure:
         "recompute": ([float(flops_overhead(m, policies[v])) for m, v in bars], style.VERMILION),
     }
     counted, measured = [0.0] * len(bars), [0.0] * len(bars)
-    for part, (heights, colour) in parts.items():
+    for part, (heights, color) in parts.items():
         read_off = [read[f"figure8/{model}/{variant}/{part}"] for model, variant in bars]
-        axes.bar(
-            [place - 0.2 for place in places], heights, 0.36, counted, color=colour, label=part
-        )
+        axes.bar([place - 0.2 for place in places], heights, 0.36, counted, color=color, label=part)
         axes.bar(
             [place + 0.2 for place in places],
             read_off,
             0.36,
             measured,
-            **style.hatched(colour, "////"),
+            **style.hatched(color, "////"),
         )
         counted = [low + height for low, height in zip(counted, heights, strict=True)]
         measured = [low + height for low, height in zip(measured, read_off, strict=True)]

@@ -31,7 +31,7 @@ CURVES = 8  # the most that are drawn over time
 LOOKED_AT = 64  # the most stages whose curves are computed, evenly spaced
 MOST_POINTS = 2000  # per curve
 WIDEST = 2.8  # line width of the first curve, in points
-# A curve's colour and line, from the first stage to the last.
+# A curve's color and line, from the first stage to the last.
 LINES = (
     (style.BLUE, "-"),
     (style.ORANGE, "-"),
@@ -80,8 +80,8 @@ def bars(axes: Axes, freed: Sequence[Held], kept: Sequence[Held], unit: str, sca
     style.stack(
         axes,
         [
-            Part(label, colour, hatch, [getattr(held, part) / scale for held in freed])
-            for part, (label, colour, hatch) in PARTS.items()
+            Part(label, color, hatch, [getattr(held, part) / scale for held in freed])
+            for part, (label, color, hatch) in PARTS.items()
         ],
     )
     if kept:
@@ -105,14 +105,14 @@ def over_time(
     """A curve per stage, or one for several stages with the same curve."""
     shown = curves(config, accounting, runs)
     for place, ((times, sizes), numbers) in enumerate(shown.items()):
-        colour, line = LINES[place]
+        color, line = LINES[place]
         axes.plot(
             *thinned(times, [size / scale for size in sizes]),
             line,
             drawstyle="steps-post",
             linewidth=WIDEST
             - (WIDEST - 1) * place / CURVES,  # so that a curve under another is visible
-            color=colour,
+            color=color,
             label=style.stages_in_words(numbers),
         )
     walked = max(step.step.microbatch for step in runs[0]) + 1
@@ -152,7 +152,7 @@ def spaced(number: int, most: int) -> list[int]:
 
 
 def thinned(times: Sequence[int], sizes: Sequence[float]) -> tuple[list[int], list[float]]:
-    """A curve in at most about ``MOST_POINTS`` points: of neighbours, the highest stays.
+    """A curve in at most about ``MOST_POINTS`` points: of neighbors, the highest stays.
 
     >>> thinned([0, 1], [5.0, 7.0])
     ([0, 1], [5.0, 7.0])

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; their yellow is too faint.
+# Okabe and Ito's colors, which color-blind readers can tell apart; their yellow is too faint.
 ORANGE, BLUE, GREEN = "#E69F00", "#0072B2", "#009E73"
 VERMILION, SKY, PURPLE, GREY, BLACK = "#D55E00", "#56B4E9", "#CC79A7", "#999999", "#000000"
 
@@ -148,7 +148,7 @@ class Part(NamedTuple):
     """A part of stacked bars, with one height per bar."""
 
     label: str
-    colour: str
+    color: str
     hatch: str
     heights: Sequence[float]
     estimated: bool = False
@@ -164,9 +164,9 @@ def stack(axes: Axes, parts: Sequence[Part], bar: float = 0.76) -> list[float]:
     """
     number = len(parts[0].heights)
     tops = [0.0] * number
-    for label, colour, hatch, heights, estimated in parts:
+    for label, color, hatch, heights, estimated in parts:
         above = [top + height for top, height in zip(tops, heights, strict=True)]
-        look = hatched(colour, hatch) if estimated else filled(colour, hatch)
+        look = hatched(color, hatch) if estimated else filled(color, hatch)
         if any(heights) and number > MOST_BARS:
             edges = [place - 0.5 for place in range(number + 1)]
             low, high = [*tops, tops[-1]], [*above, above[-1]]
@@ -178,14 +178,14 @@ def stack(axes: Axes, parts: Sequence[Part], bar: float = 0.76) -> list[float]:
     return tops
 
 
-def filled(colour: str, hatch: str) -> dict[str, Any]:
-    """The look of a bar in a colour, hatched in white for print without colour."""
-    return {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "linewidth": 0.4}
+def filled(color: str, hatch: str) -> dict[str, Any]:
+    """The look of a bar in a color, hatched in white for print without color."""
+    return {"facecolor": color, "edgecolor": "white", "hatch": hatch, "linewidth": 0.4}
 
 
-def hatched(colour: str, hatch: str) -> dict[str, Any]:
-    """The look of an estimated or measured bar: hatched in a colour, on white."""
-    return {"facecolor": "white", "edgecolor": colour, "hatch": hatch, "linewidth": 0.6}
+def hatched(color: str, hatch: str) -> dict[str, Any]:
+    """The look of an estimated or measured bar: hatched in a color, on white."""
+    return {"facecolor": "white", "edgecolor": color, "hatch": hatch, "linewidth": 0.6}
 
 
 def limits(axes: Axes, heights: Sequence[float], label: str, bar: float = 0.76) -> None:

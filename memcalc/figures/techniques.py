@@ -1,4 +1,4 @@
-"""The memory of one layer under each technique: stacked bars, a colour per part."""
+"""The memory of one layer under each technique: stacked bars, a color per part."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ from memcalc.units import column, common_scale
 
 CORE = "core"
 
-# Part -> its name, its colour, and its hatch for print without colour.
+# Part -> its name, its color, and its hatch for print without color.
 PARTS = {
     "layer": ("layer's input", style.GREY, ""),
     "norm": ("norms", style.ORANGE, "\\\\\\"),
@@ -99,8 +99,8 @@ def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: float) -> N
     tops = style.stack(
         axes,
         [
-            Part(label, colour, hatch, [sizes.get(part, 0) / scale for sizes in bars])
-            for part, (label, colour, hatch) in PARTS.items()
+            Part(label, color, hatch, [sizes.get(part, 0) / scale for sizes in bars])
+            for part, (label, color, hatch) in PARTS.items()
         ],
         0.68,
     )

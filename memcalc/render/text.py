@@ -83,7 +83,7 @@ def render(report: Report, wide: bool = False) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-# Report.good -> the colour of the answer.
+# Report.good -> the color of the answer.
 ANSWER = {True: "green", False: "red", None: ""}
 
 

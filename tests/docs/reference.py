@@ -26,8 +26,8 @@ Every command with its options, as `--help` shows them. `tests/docs/refresh.py` 
 Status 1 comes from `memory --budget`, `check`, `validate`, `derive --against` and
 `backtest --max-error`.
 
-MODEL is a catalogue name or a file. An option that is not given takes its value from MODEL's file
-or catalogue entry; a default applies if MODEL has no value. `memcalc COMMAND -h` shows the most
+MODEL is a catalog name or a file. An option that is not given takes its value from MODEL's file
+or catalog entry; a default applies if MODEL has no value. `memcalc COMMAND -h` shows the most
 used options. [Other tools' names](#other-tools-names) of options work too.
 """
 OTHER_NAMES = """\

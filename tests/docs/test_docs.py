@@ -89,10 +89,10 @@ def test_models_families_claims_and_gpus_are_as_many_as_is_said():
     newest = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
     text = README + newest
     for pattern, count in (
-        (r"one of (\d+) models of the catalogue", len(catalog.names())),
+        (r"one of (\d+) models of the catalog", len(catalog.names())),
         (r"one of (\d+) families", len(FAMILIES)),
         (r"(\d+) claims of papers", len(list(claims()))),
-        (r"catalogue has (\d+) GPUs", len(gpus.gpus())),
+        (r"catalog has (\d+) GPUs", len(gpus.gpus())),
     ):
         assert re.findall(pattern, text) == [str(count)], pattern
 

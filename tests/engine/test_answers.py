@@ -68,7 +68,7 @@ def test_a_formula_begins_with_itself():
     )
 
 
-def test_flops_begin_with_the_models_and_the_utilisation():
+def test_flops_begin_with_the_models_and_the_utilization():
     """Korthikanti et al. 2022, table 5: 530b at 37.83 s has an MFU of 56.0 %, an HFU of 57.0 %."""
     run = {"sp": True, "recompute": "selective"}
     assert "; MFU 56.0 %, HFU 5" in flops(load("530b", **run), iteration_time=37.83).answer

@@ -471,7 +471,7 @@ class TestReport:
         args = {**MEGATRON["args"], "cp-comm-type": "a2a+p2p", "some-new-option": "7"}
         notes = backtest(written({**MEGATRON, "args": args})).notes
         assert [note for note in notes if note.startswith("warning in")] == [
-            "warning in 1 row: --cp-comm-type a2a+p2p is not modelled: counted as p2p",
+            "warning in 1 row: --cp-comm-type a2a+p2p is not modeled: counted as p2p",
             "warning in 1 row: unknown to memcalc, ignored: --some-new-option",
         ]
 
@@ -486,7 +486,7 @@ class TestFigure:
         figure = library.plot("backtest", RUNS)
         above, below = figure.axes
         points = {line.get_label(): line for line in above.lines}
-        assert set(points) == {"predicted = measured", "dense (2)", "flagged as not modelled (1)"}
+        assert set(points) == {"predicted = measured", "dense (2)", "flagged as not modeled (1)"}
         found = rows(RUNS)
         assert list(points["dense (2)"].get_xdata()) == [
             row.measured.peak / 2**20 for row in (found[0], found[2])

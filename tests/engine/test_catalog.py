@@ -1,4 +1,4 @@
-"""The catalogue: every model is what its public config.json says."""
+"""The catalog: every model is what its public config.json says."""
 
 from dataclasses import fields
 

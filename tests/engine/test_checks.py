@@ -277,7 +277,7 @@ def test_the_corrected_overhead(model, h, layers):
     assert numbers.overhead(model) == 100 * 4 * layers * s**2 * h / seven
 
 
-def test_the_abstracts_gain_is_that_of_its_utilisations():
+def test_the_abstracts_gain_is_that_of_its_utilizations():
     """54.2 % and 42.1 % of the peak."""
     assert numbers.faster("530b") == 100 * (Fraction(542, 421) - 1)
 

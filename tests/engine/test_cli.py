@@ -300,7 +300,7 @@ class TestFormats:
     @pytest.mark.parametrize("columns", [1, 20, 40, 60])
     @pytest.mark.parametrize("question", ["layer 175b", "recompute 175b", "flops 175b", "models"])
     def test_a_narrow_terminal_never_cuts_a_number(self, memcalc, question, columns, monkeypatch):
-        # names with digits may be folded, so of the catalogue only numbers of thousands
+        # names with digits may be folded, so of the catalog only numbers of thousands
         number = r"\d+,\d{3}" if question == "models" else r"\d[\d.,e-]*"
         numbers = re.findall(number, memcalc(question).out.split("──")[-1].split("\n\n")[0])
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -507,7 +507,7 @@ USAGE = [
     ("formula --paper li2021 --tp 4", "--paper takes no options except"),
     ("formula --paper li2021 --accounting paper", "--paper takes no options except"),
     ("flops 22b --iteration-time 1 --scope layer", "--iteration-time needs --scope iteration"),
-    ("flops llama-3-8b --iteration-time 1", "utilisation needs a GPU: pass --gpu"),
+    ("flops llama-3-8b --iteration-time 1", "utilization needs a GPU: pass --gpu"),
     ("flops llama-3-8b --iteration-time 1 --gpu a1000", "did you mean 'a100'"),
     ("flops 22b --iteration-time 1 --gpu v100 --precision bf16", "has no known peak for bf16"),
     (

@@ -1,4 +1,4 @@
-"""Ints, Fractions, symbols and arrays agree, over the whole catalogue."""
+"""Ints, Fractions, symbols and arrays agree, over the whole catalog."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +27,7 @@ ULPS = 4
 
 
 def configs(tp):
-    """Every model of the catalogue at s = 2048 whose heads t divides."""
+    """Every model of the catalog at s = 2048 whose heads t divides."""
     for name in catalog.names():
         model = load(name, tp=1).model
         if model.heads % tp == 0 and 0 in (model.kv_heads % tp, tp % model.kv_heads):

@@ -58,7 +58,7 @@ def test_grouped_queries_and_a_gated_mlp():
     assert one(load("llama-2-70b"))["forward_flops"] == 2 * s * (linear + core)
 
 
-def test_a_utilisation_needs_as_many_ranks_as_the_experts():
+def test_a_utilization_needs_as_many_ranks_as_the_experts():
     settings = {"seq_length": 4096, "tp": 4, "sp": True, "ep": 8, "etp": 1, "gpu": "h100"}
     with pytest.raises(UsageError, match="must divide the 4 ranks of a stage"):
         memcalc.flops(load("mixtral-8x7b", **settings), iteration_time=1.0)
@@ -100,7 +100,7 @@ class TestIteration:
         assert row["hardware_flops"] == paper.CORRECTED[8](paper.exact(letters))
 
     @pytest.mark.parametrize("model", SECONDS)
-    def test_utilisation_is_table_5s(self, model):
+    def test_utilization_is_table_5s(self, model):
         """To half of the last digit of both the percentages and the seconds."""
         config = load(model, recompute="selective", sp=True)
         (row,) = memcalc.flops(config, iteration_time=SECONDS[model]).records()
@@ -110,7 +110,7 @@ class TestIteration:
             assert abs(row[ours] - printed) < 0.05 + printed * 0.005 / SECONDS[model]
 
     @pytest.mark.parametrize("model", SECONDS)
-    def test_the_corrected_utilisation_is_that_of_the_corrected_equation_8(self, model):
+    def test_the_corrected_utilization_is_that_of_the_corrected_equation_8(self, model):
         config = load(model, recompute="selective", sp=True)
         (row,) = memcalc.flops(config, iteration_time=SECONDS[model]).records()
         letters = paper.exact(symbols.values(config) | {"B": config.run.global_batch_size})
@@ -163,9 +163,9 @@ class TestIteration:
         assert eight.column("mfu_percent")[0] == 2 * sixteen.column("mfu_percent")[0]
         assert any("--gpus 16, but the FLOPs are those of 8 ranks" in n for n in sixteen.notes)
         fast = memcalc.flops(config, iteration_time=0.1)
-        assert any("utilisation above 100 %" in note for note in fast.notes)
+        assert any("utilization above 100 %" in note for note in fast.notes)
 
-    def test_without_a_time_the_utilisation_is_unknown(self):
+    def test_without_a_time_the_utilization_is_unknown(self):
         (row,) = memcalc.flops(load("22b")).records()
         assert row["mfu_percent"] is row["hfu_percent"] is row["hfu_printed_percent"] is None
 

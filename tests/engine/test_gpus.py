@@ -1,4 +1,4 @@
-"""The catalogue of GPUs: its rows, names as people and drivers write them, and every command."""
+"""The catalog of GPUs: its rows, names as people and drivers write them, and every command."""
 
 import re
 from math import log2
@@ -244,7 +244,7 @@ class TestCommands:
         outcome = memcalc(f"rnn --gpu {name} --format json")
         if lacking := missing(gpu(name)):
             assert outcome.status == 2
-            assert f"the catalogue lacks its {', '.join(lacking)}" in outcome.err
+            assert f"the catalog lacks its {', '.join(lacking)}" in outcome.err
         else:
             assert {row["gpu"] for row in outcome.document["rows"]} == {name}
 

@@ -239,7 +239,7 @@ class TestNorms:
         assert total(kept(g)) == 6 * 16 * 2 * 64 + 4 * 16 * 2
 
     def test_rms_norm_that_scales_in_fp32_keeps_8sbh(self):
-        """PyTorch keeps the input and the normalised input in fp32, and Gemma's 1 + weight."""
+        """PyTorch keeps the input and the normalized input in fp32, and Gemma's 1 + weight."""
         for scaled, scale in (("fp32", 0), ("one_plus", 4 * 64)):
             g, x = graph()
             ops.rms_norm_chain(g, "norm", x, scaled)

@@ -131,7 +131,7 @@ class TestNames:
     def test_what_follows_two_dashes_is_no_option(self, memcalc):
         outcome = memcalc("layer -- --mbs")
         assert outcome.status == 2
-        assert "'--mbs' is neither a model of the catalogue nor a file" in outcome.err
+        assert "'--mbs' is neither a model of the catalog nor a file" in outcome.err
 
     def test_aliases_are_in_one_line_of_help_and_nowhere_else(self, memcalc):
         text = " ".join(memcalc("memory --help").out.split())
@@ -141,7 +141,7 @@ class TestNames:
 
 # Command line -> what its message leads to.
 LEADS = {
-    "memory 22b --lora": "adapters are not modelled; --frozen names the parts that are not trained",
+    "memory 22b --lora": "adapters are not modeled; --frozen names the parts that are not trained",
     "memory 22b --offload": "--recompute offload offloads activations",
     "memory 22b --verbose": "`memcalc memory --explain`, which shows every part",
     "memory 22b --world-size 8": "the number of GPUs is --tp x --pp x --cp x --dp; set --dp",

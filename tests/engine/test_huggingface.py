@@ -168,7 +168,7 @@ class TestSizes:
 
     @pytest.mark.parametrize("family", REFUSED)
     def test_what_no_model_can_say_is_refused_with_the_reason(self, family):
-        with pytest.raises(InputError, match=f"model_type '{family}' is not modelled: "):
+        with pytest.raises(InputError, match=f"model_type '{family}' is not modeled: "):
             huggingface.read({"model_type": family, "d_model": 64, "attn_config": {}}, "x")
 
 
@@ -177,7 +177,7 @@ class TestParts:
         found = read("gemma-3-27b")
         assert (found.model.hidden_size, found.model.layers) == (5376, 62)
         (line,) = found.unmodelled
-        assert line.startswith("vision_config is not modelled: only the language model")
+        assert line.startswith("vision_config is not modeled: only the language model")
 
     def test_the_outer_level_has_another_hidden_size(self):
         found = read("gemma-3-27b", hidden_size=1152, num_hidden_layers=27)
@@ -203,7 +203,7 @@ class TestLayers:
         assert model("gemma-3-27b").window_layers == ((1,) * 5 + (0,)) * 10 + (1, 1)
         with pytest.raises(ConfigError, match="window_layers has 2 entries for 24 layers"):
             read("gpt-oss-20b", layer_types=["sliding_attention", "full_attention"])
-        with pytest.raises(InputError, match="layer_types 'linear_attention' is not modelled"):
+        with pytest.raises(InputError, match="layer_types 'linear_attention' is not modeled"):
             read("gpt-oss-20b", layer_types=["linear_attention"] * 24)
         with pytest.raises(ConfigError, match="sliding_attention but sliding_window is missing"):
             read("gpt-oss-20b", sliding_window=None)
@@ -311,9 +311,9 @@ class TestFamilies:
     @pytest.mark.parametrize(
         ("name", "change", "line"),
         [
-            ("opt-66b", {"word_embed_proj_dim": 512}, "word_embed_proj_dim is not modelled"),
-            ("mixtral-8x7b", {"router_jitter_noise": 0.1}, "router_jitter_noise is not modelled"),
-            ("llama-3-8b", {"clip_qkv": 8.0}, "clip_qkv is not modelled"),
+            ("opt-66b", {"word_embed_proj_dim": 512}, "word_embed_proj_dim is not modeled"),
+            ("mixtral-8x7b", {"router_jitter_noise": 0.1}, "router_jitter_noise is not modeled"),
+            ("llama-3-8b", {"clip_qkv": 8.0}, "clip_qkv is not modeled"),
             ("bert-large", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ],
     )

@@ -425,7 +425,7 @@ class TestMegatronArguments:
     def test_modules_that_nobody_knows_are_named(self, script):
         config = script(f"{TOY} --recompute-granularity selective --recompute-modules foo mlp")
         assert warnings(config) == (
-            "--recompute-modules foo is not modelled: actual memory is lower",
+            "--recompute-modules foo is not modeled: actual memory is lower",
         )
         assert config.run.policy == load("22b", recompute="mlp").run.policy
 
@@ -454,7 +454,7 @@ class TestMegatronArguments:
     def test_what_is_not_modelled_and_what_is_not_known_is_named(self, script):
         config = script(TOY + "--cpu-offloading --frobnicate 3 --save x --lr 1e-4 --foo_bar")
         assert warnings(config) == (
-            "--cpu-offloading is not modelled: actual GPU memory is lower",
+            "--cpu-offloading is not modeled: actual GPU memory is lower",
             "unknown to memcalc, ignored: --foo-bar, --frobnicate",
         )
 
@@ -470,7 +470,7 @@ class TestMegatronArguments:
             ("--num-layers 4 5", "--num-layers takes one value, not 2"),
             ("--hidden-dropout high", "--hidden-dropout must be a number, not 'high'"),
             ("--hidden-dropout 1.2.3", "--hidden-dropout must be a number, not '1.2.3'"),
-            ("--normalization RMSnorm", "--normalization 'RMSnorm' is not modelled; choose from"),
+            ("--normalization RMSnorm", "--normalization 'RMSnorm' is not modeled; choose from"),
             ("--fp16", "--bf16 and --fp16 are mutually exclusive"),
             ("--swiglu --squared-relu", "--swiglu and --squared-relu are mutually exclusive"),
             ("--recompute-granularity some", "--recompute-granularity 'some' is unknown"),
@@ -661,7 +661,7 @@ class TestNeox:
             ({"hidden_size": None}, "hidden_size is missing"),
             ({"hidden_size": "64"}, "hidden_size must be a whole number, not '64'"),
             ({"num_layers": 0}, "num_layers must be at least 1"),
-            ({"norm": "scalenorm"}, "norm 'scalenorm' is not modelled; did you mean 'layernorm'"),
+            ({"norm": "scalenorm"}, "norm 'scalenorm' is not modeled; did you mean 'layernorm'"),
             ({"activation": ["gelu"]}, "activation"),
             ({"gpt_j_residual": "yes please"}, "gpt_j_residual must be true or false"),
             ({"attention_config": 3}, "attention_config must be a list such as"),
@@ -683,7 +683,7 @@ class TestNeox:
         odd = {"moe_num_experts": 8, "frobnicate": 3, "lora": {"enabled": False}, "save": "x"}
         sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 8}
         assert warnings(load(write(sizes | odd, "x.yml"))) == (
-            "moe_num_experts is not modelled: MoE layers are counted as dense",
+            "moe_num_experts is not modeled: MoE layers are counted as dense",
             "unknown to memcalc, ignored: frobnicate",
         )
 
@@ -760,7 +760,7 @@ class TestNanotron:
             (
                 "pp_engine: 1f1b",
                 "pp_engine: afab",
-                "pp_engine afab is not modelled: actual memory is higher",
+                "pp_engine afab is not modeled: actual memory is higher",
             ),
             ("allgather: true", "allgather: false", "tp_recompute_allgather false is not mod"),
             ("512", "null", "a shared expert but gives no width"),
@@ -905,7 +905,7 @@ class TestRunFiles:
         run = {"activation_checkpointing": {"partition_activations": True}, "frobnicate": 1}
         assert warnings(load("gpt2", write(DEEPSPEED | run, "ds.json"))) == (
             "unknown to memcalc, ignored: frobnicate",
-            "partition_activations is not modelled: actual memory is lower (saved "
+            "partition_activations is not modeled: actual memory is lower (saved "
             "inputs are sharded over ranks)",
             "activation_checkpointing does not say what is recomputed: set --recompute",
         )
@@ -917,17 +917,17 @@ class TestRunFiles:
             (
                 "zero_optimization",
                 {"stage": 3, "zero_hpz_partition_size": 8, "mics_shard_size": 4},
-                ["size is not modelled: actual memory is higher"] * 2,
+                ["size is not modeled: actual memory is higher"] * 2,
             ),
             (
                 "zero_optimization",
                 {"stage": 3, "zero_quantized_weights": True, "zero_quantized_gradients": True},
-                ["is not modelled: actual memory is higher (quantized copies"] * 2,
+                ["is not modeled: actual memory is higher (quantized copies"] * 2,
             ),
             (
                 "zero_optimization",
                 {"stage": 3, "stage3_param_persistence_threshold": 1e6},
-                ["stage3_param_persistence_threshold is not modelled: actual memory is higher"],
+                ["stage3_param_persistence_threshold is not modeled: actual memory is higher"],
             ),
             (  # DeepSpeed's defaults, and what moves no byte
                 "zero_optimization",
@@ -958,7 +958,7 @@ class TestRunFiles:
             (
                 "zero_optimization",
                 {"stage": 2, "cpu_offload": True},
-                ["offload_optimizer is not modelled: actual GPU memory is lower"],
+                ["offload_optimizer is not modeled: actual GPU memory is lower"],
             ),
             ("zero_optimization", {"stage": 0, "overlap_comm": True}, []),
             ("bf16", {"enabled": True, "foo": 1}, ["ignored: bf16.foo"]),

@@ -240,7 +240,7 @@ class TestFits:
             line = f"memory llama-3-8b -s 4096 --gpu {each.name} --format json"
             assert not rows(memcalc(line))[0]["fits"]
         out = memcalc("memory llama-3.1-405b").out.split("\n\n")[0]
-        assert "no NVIDIA GPU of the catalogue with bf16 holds that" in " ".join(out.split())
+        assert "no NVIDIA GPU of the catalog with bf16 holds that" in " ".join(out.split())
 
     def test_an_attention_kernel_that_a_script_names_stays_on_any_gpu(self):
         """Left to itself, Transformer Engine runs FlashAttention on an A100, cuDNN's on an H100."""

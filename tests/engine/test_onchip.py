@@ -224,7 +224,7 @@ class TestRoofline:
     def test_every_sm_reads_all_hidden_states_through_l2(self):
         assert held("p100").l2_traffic_bytes == (56 + 1) * 2304 * 4 * 4
 
-    def test_the_synchronisation_is_added_to_both(self):
+    def test_the_synchronization_is_added_to_both(self):
         without, with_ = held("p100"), held("p100", sync_seconds=2e-6)
         wait = Fraction(2, 10**6)
         assert with_.resident_seconds == without.resident_seconds + wait
@@ -421,5 +421,5 @@ def test_a_pair_may_have_any_widths():
 def test_a_gpu_whose_chip_is_not_known_is_refused(memcalc):
     outcome = memcalc("rnn --gpu gb200")
     assert (outcome.status, outcome.out) == (2, "")
-    assert "rnn cannot answer for gb200: the catalogue lacks its SMs, fp32 FLOP/s" in outcome.err
+    assert "rnn cannot answer for gb200: the catalog lacks its SMs, fp32 FLOP/s" in outcome.err
     assert "gb200" not in memcalc("rnn --gpu all --format csv").out

@@ -129,7 +129,7 @@ class TestHuggingFace:
             (GPT2, "activation_function", "relu6"),
             (LLAMA_2_70B, "hidden_act", "gelu_new"),
         ]:
-            with pytest.raises(InputError, match=f"activation '{name}' is not modelled"):
+            with pytest.raises(InputError, match=f"activation '{name}' is not modeled"):
                 activation(config, key, name)
 
     def test_dropout_is_what_the_file_says(self, write):
@@ -142,7 +142,7 @@ class TestHuggingFace:
         assert load(write(config)).model.norm == "rmsnorm"
 
     def test_another_family_is_refused_by_name(self, write):
-        with pytest.raises(InputError, match="model_type 'lama' is not modelled; did you mean"):
+        with pytest.raises(InputError, match="model_type 'lama' is not modeled; did you mean"):
             load(write(LLAMA_2_70B | {"model_type": "lama"}))
 
     def test_what_a_config_leaves_out_is_the_familys_and_listed(self, write):
@@ -160,7 +160,7 @@ class TestHuggingFace:
         odd = {"use_qk_norm": True, "foo_bar": 3, "gradient_checkpointing": True, "off": False}
         lines = warnings(load(write(LLAMA_2_70B | odd)))
         assert lines == (
-            "gradient_checkpointing is not modelled: set --recompute full",
+            "gradient_checkpointing is not modeled: set --recompute full",
             "unknown to memcalc, ignored: foo_bar, use_qk_norm",
         )
         assert not warnings(load(write(LLAMA_2_70B)))
@@ -168,7 +168,7 @@ class TestHuggingFace:
 
     def test_what_is_not_modelled_is_warned_about_by_name(self, write):
         config = load(write(LLAMA_2_70B | {"quantization_config": {"bits": 4}}))
-        assert warnings(config)[0].startswith("quantization_config is not modelled")
+        assert warnings(config)[0].startswith("quantization_config is not modeled")
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -182,7 +182,7 @@ class TestHuggingFace:
             ({"attention_dropout": "high"}, "attention_dropout must be a number"),
             ({"model_type": None, "architectures": []}, "names no model family"),
             ({"model_type": ["llama"]}, "names no model family"),
-            ({"hidden_act": {"a": 1}}, "activation \"{'a': 1}\" is not modelled"),
+            ({"hidden_act": {"a": 1}}, "activation \"{'a': 1}\" is not modeled"),
         ],
     )
     def test_bad_values_are_refused_with_the_file(self, write, change, message):
@@ -229,7 +229,7 @@ class TestNative:
             load(write(NATIVE | change))
 
     def test_what_its_fields_cannot_say_is_warned_about(self, write):
-        lines = ["its embedding is not modelled", "nor is its head"]
+        lines = ["its embedding is not modeled", "nor is its head"]
         assert warnings(load(write(NATIVE | {"unmodelled": lines}))) == tuple(lines)
         for bad in ("one line", [1], ["two\nlines"], [[]], ["x"] * 101):
             with pytest.raises(MemcalcError, match=r"unmodelled'? must be"):
@@ -287,5 +287,5 @@ def test_what_is_no_file_is_said_to_be_none(tmp_path):
         load("x" * 10_000 + ".json")
     with pytest.raises(InputError, match="no such file"):
         load("a\0b.json")
-    with pytest.raises(ConfigError, match="neither a model of the catalogue nor a file"):
+    with pytest.raises(ConfigError, match="neither a model of the catalog nor a file"):
         load("x" * 5000)

@@ -217,11 +217,11 @@ class TestFigure:
         assert "selective recomputation drops nothing" in title
         assert "t is 1" not in memcalc.plot("techniques", load("22b")).get_suptitle()
 
-    def test_each_part_has_a_colour_of_its_own(self):
+    def test_each_part_has_a_color_of_its_own(self):
         (axes,) = memcalc.plot("techniques", load("22b")).axes
-        colours = {bar.get_facecolor() for bar in axes.patches}
-        # a layer has either an MLP or experts, which share a colour
-        assert len(colours) == len(PARTS) - 1 == len(axes.get_legend().get_texts())
+        colors = {bar.get_facecolor() for bar in axes.patches}
+        # a layer has either an MLP or experts, which share a color
+        assert len(colors) == len(PARTS) - 1 == len(axes.get_legend().get_texts())
 
     def test_the_parts_sum_to_the_layer(self):
         for name in ("175b", "llama-3-70b"):

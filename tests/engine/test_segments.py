@@ -50,7 +50,7 @@ class TestSegments:
         found.give(small)
         assert found.take(3 * MIB) is small
 
-    def test_free_neighbours_are_one(self):
+    def test_free_neighbors_are_one(self):
         found = Segments()
         blocks = [found.take(4 * MIB) for _ in range(5)]
         for index in (1, 3, 2):

@@ -366,8 +366,8 @@ def test_deepspeed_files_say_what_is_split(tmp_path):
     assert (config.parallel.zero, config.parallel.sharder) == (2, "deepspeed")
     assert (config.run.main_grads, config.run.bucket) == ("bf16", 200_000_000)
     lines = " ".join(config.unmodelled)
-    assert "offload_optimizer is not modelled" in lines
-    assert "optimizer Lamb is not modelled" in lines
+    assert "offload_optimizer is not modeled" in lines
+    assert "optimizer Lamb is not modeled" in lines
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -1,4 +1,4 @@
-"""One model of the catalogue for each set that tests of PyTorch's layers need not tell apart."""
+"""One model of the catalog for each set that tests of PyTorch's layers need not tell apart."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ def one_of_each(names: Iterable[str], ranks: Sequence[int] = ()) -> list[str]:
     every model is returned.
 
     Args:
-        names: Models of the catalogue.
+        names: Models of the catalog.
         ranks: Numbers of tensor-parallel ranks that the tests run.
     """
     if "MEMCALC_EVERY_MODEL" in os.environ:

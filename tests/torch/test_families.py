@@ -1,4 +1,4 @@
-"""Every family of the catalogue: transformers' own layers, built from their public configs."""
+"""Every family of the catalog: transformers' own layers, built from their public configs."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -49,7 +49,7 @@ def supports_sdpa(name):
 
 
 def layers(name, implementation):
-    """A layer of each kind of a catalogue's model, with its config and its input."""
+    """A layer of each kind of a catalog's model, with its config and its input."""
     config = load(name, seq_length=S, micro_batch_size=B, implementation=implementation)
     model, (of, content) = config.model, public(name)
     for kind in kinds(config).keys() - {"mtp"}:  # transformers does not build these
@@ -105,7 +105,7 @@ def test_the_unfused_layers_flops_are_those_of_pytorchs_counter(name):
 @pytest.mark.parametrize("implementation", [EAGER, SDPA])
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_model_is_validated_tensor_by_tensor(name, implementation):
-    """From the facts of the catalogue's model and its family alone."""
+    """From the facts of the catalog's model and its family alone."""
     for batch, dropout in ((1, 0.0), (2, None)):
         config = load(
             name,

@@ -1,4 +1,4 @@
-"""The catalogue against transformers: published sizes, and what a config leaves out."""
+"""The catalog against transformers: published sizes, and what a config leaves out."""
 
 import functools
 

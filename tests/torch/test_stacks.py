@@ -1,6 +1,6 @@
 """Stacks of other kinds: encoder-decoders (T5), and encoders of images (ViT) and of text (BERT).
 
-What PyTorch keeps is that of transformers' own layers, on meta, at the sizes of the catalogue.
+What PyTorch keeps is that of transformers' own layers, on meta, at the sizes of the catalog.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ from memcalc.validation.measuring.measure import measure
 
 S, B = 64, 2
 
-# Each kind of layer: the catalogue's model, its kind, transformers' class, and the tokens.
+# Each kind of layer: the catalog's model, its kind, transformers' class, and the tokens.
 LAYERS = {
     "t5 encoder": ("t5-11b", ENCODER, "t5.modeling_t5.T5Block", S),
     "t5 decoder": ("t5-11b", DECODER, "t5.modeling_t5.T5Block", S),
@@ -43,7 +43,7 @@ LAYERS = {
 
 
 def config_of(layer, attention="eager", **settings):
-    """The catalogue's model as transformers' layer runs it."""
+    """The catalog's model as transformers' layer runs it."""
     name, _, _, s = LAYERS[layer]
     implementation = f"transformers-{attention}"
     sizes = {"seq_length": s, "micro_batch_size": B, "implementation": implementation, **settings}
@@ -286,7 +286,7 @@ class TestConfigs:
         assert self.read(T5).activation == "relu"
         assert self.read(T5, feed_forward_proj="gated-gelu").activation == "geglu_new"
         assert self.read(T5, model_type="mt5").activation == "geglu_new"
-        with pytest.raises(InputError, match="activation 'gated-relu6' is not modelled"):
+        with pytest.raises(InputError, match="activation 'gated-relu6' is not modeled"):
             self.read(T5, feed_forward_proj="gated-relu6")
 
     def test_a_head_has_its_own_size(self):

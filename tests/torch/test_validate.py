@@ -65,7 +65,7 @@ def fails_on_rank_1(rank, how):
 """
 
 
-# The catalogue's models whose layer is written here, by hand or for DTensor.
+# The catalog's models whose layer is written here, by hand or for DTensor.
 WRITTEN = [name for name in catalog.names() if not lacking(load(name))]
 PLAIN = one_of_each(WRITTEN, ranks=(2, 8))
 FEW = ("22b", "gpt2", "llama-2-7b", "llama-3-70b", "qwen2.5-0.5b", "phi-4", "starcoder2-7b")
@@ -235,7 +235,7 @@ class TestHuggingFaceTotals:
         assert self.kept("qwen3_moe", summing, 4096, 1) == 797082136 + 4 * 4096 * (8 + 1)
 
     def test_qwen3_is_llama_with_norms_of_query_and_key(self):
-        """Each norm keeps its input in fp32, the normalised input, and a reciprocal in fp32."""
+        """Each norm keeps its input in fp32, the normalized input, and a reciprocal in fp32."""
         described = {**ATTENTION, "intermediate_size": 704}
         norms = 64 * 2 * (8 + 2) * (4 * 32 + 2 * 32 + 4)
         # Llama's was measured before, by other hands
@@ -355,7 +355,7 @@ class TestMegatron:
 
 
 class TestTorch:
-    """Plain modules under DTensor: the measured vectors, the catalogue, and real ranks."""
+    """Plain modules under DTensor: the measured vectors, the catalog, and real ranks."""
 
     @pytest.mark.parametrize("policy", ["none", "selective", "full", "attention", "mlp", "norm"])
     @pytest.mark.parametrize(("tp", "sp"), [(1, False), (8, False), (8, True)])

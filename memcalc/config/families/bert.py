@@ -8,7 +8,7 @@ from memcalc.config.families.record import Facts, Family
 def _bert(said: Content) -> Facts:
     if said.get("position_embedding_type", "absolute") != "absolute":
         said.unmodelled.append(
-            "position_embedding_type is not modelled: relative positions are not counted"
+            "position_embedding_type is not modeled: relative positions are not counted"
         )
     hidden = said.dropout("hidden_dropout_prob", 0.1)
     return {

@@ -9,7 +9,7 @@ from memcalc.config.families.record import Facts, Family, Remaining
 def _bloom(said: Content) -> Facts:
     if flag(said, "apply_residual_connection_post_layernorm", False):
         said.unmodelled.append(
-            "apply_residual_connection_post_layernorm is not modelled: counted with "
+            "apply_residual_connection_post_layernorm is not modeled: counted with "
             "the residual from before the norm"
         )
     return {

@@ -10,7 +10,7 @@ def _cohere(said: Content) -> Facts:
     longest = said.size("model_max_length")  # overrides max_position_embeddings
     if flag(said, "use_qk_norm", False):
         said.unmodelled.append(
-            "query and key norms with weights per head are not modelled: counted with weights "
+            "query and key norms with weights per head are not modeled: counted with weights "
             "shared by all heads"
         )
     return {

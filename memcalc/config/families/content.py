@@ -144,7 +144,7 @@ class Content:
         """The activation, under any of its names, by memcalc's name.
 
         Raises:
-            InputError: It is not modelled.
+            InputError: It is not modeled.
             ConfigError: Two names of it disagree.
         """
         said = {key: self.get(key) for key in ACTIVATION}
@@ -158,7 +158,7 @@ class Content:
         """The activation of one key, by memcalc's name.
 
         Raises:
-            InputError: It is not modelled.
+            InputError: It is not modeled.
         """
         return _word(self.get(key, default), known)
 
@@ -181,5 +181,5 @@ class Content:
 def _word(name: Any, known: Mapping[str, str]) -> str:
     if not isinstance(name, str) or name not in known:
         shown = str(name)[:40]
-        raise InputError(f"activation {shown!r} is not modelled; {nearest(shown, known)}")
+        raise InputError(f"activation {shown!r} is not modeled; {nearest(shown, known)}")
     return known[name]

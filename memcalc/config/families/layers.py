@@ -125,5 +125,5 @@ def _pattern(key: str, names: Any, known: dict[str, int]) -> tuple[int, ...]:
     for name in names:
         if not isinstance(name, str) or name not in known:
             shown = str(name)[:40]
-            raise InputError(f"{key} {shown!r} is not modelled; {nearest(shown, known)}")
+            raise InputError(f"{key} {shown!r} is not modeled; {nearest(shown, known)}")
     return tuple(known[name] for name in names)

@@ -3,7 +3,7 @@
 
 def norm_of(name: str) -> tuple[str, ...]:
     """A norm's operations, fused or unfused."""
-    return name, f"{name}_fp32", f"{name}_normalise", f"{name}_normalised"
+    return name, f"{name}_fp32", f"{name}_normalize", f"{name}_normalized"
 
 
 CORE = (

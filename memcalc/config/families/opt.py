@@ -11,7 +11,7 @@ def _opt(said: Content) -> Facts:
     width = said.size("word_embed_proj_dim")
     if width is not None and width != said.fact("hidden_size"):
         said.unmodelled.append(
-            "word_embed_proj_dim is not modelled: the embedding and the head are counted with "
+            "word_embed_proj_dim is not modeled: the embedding and the head are counted with "
             "hidden_size, and their projections are not counted"
         )
     return {

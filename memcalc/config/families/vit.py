@@ -35,7 +35,7 @@ def _side(said: Content, key: str, default: int) -> Any:
     match value:
         case [height, width]:
             if height != width:
-                raise InputError(f"{key} must be square: other shapes are not modelled")
+                raise InputError(f"{key} must be square: other shapes are not modeled")
             return height
     return value
 

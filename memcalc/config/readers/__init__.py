@@ -1,7 +1,7 @@
 """Readers of files: a module or a folder per format, each of which returns a Source.
 
 A file is hostile until proven otherwise. Only regular files are opened, the bytes read and the
-depth of nesting are bounded, and nothing is evaluated. The format is recognised by the content;
+depth of nesting are bounded, and nothing is evaluated. The format is recognized by the content;
 the suffix only decides whether JSON, YAML or shell is tried first.
 """
 
@@ -25,7 +25,7 @@ MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 SUFFIXES = (".json", ".sh", ".yaml", ".yml")
 
-# A format is recognised by keys that only its files have; the first match wins. Its reader is
+# A format is recognized by keys that only its files have; the first match wins. Its reader is
 # imported when a file needs it.
 READERS = {
     "memcalc": (("memcalc",), "native:read"),
@@ -141,13 +141,13 @@ def _name(path: Path) -> str:
 def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source]:
     """The reader of the bytes' format; it takes the model's name."""
     if suffix == ".json":
-        return _recognised(parse(data, where), where)
+        return _recognized(parse(data, where), where)
     text = _text(data, where)
     if _is_script(text, suffix):
         return partial(_reads("megatron.script:read_script"), text)
     if suffix not in (".yaml", ".yml") and text.lstrip().startswith("{"):
         try:
-            return _recognised(parse(data, where), where)
+            return _recognized(parse(data, where), where)
         except InputError:
             if suffix:
                 raise
@@ -156,7 +156,7 @@ def _reader(data: bytes, suffix: str, where: str) -> Callable[[str], Source]:
         raise InputError(
             f"{where}: must be YAML, or a launch script with arguments such as --num-layers"
         )
-    return _recognised(content, where)
+    return _recognized(content, where)
 
 
 def _is_script(text: str, suffix: str) -> bool:
@@ -173,7 +173,7 @@ def _reads(reader: str) -> Callable[..., Any]:
     return found
 
 
-def _recognised(content: Mapping[str, Any], where: str) -> Callable[[str], Source]:
+def _recognized(content: Mapping[str, Any], where: str) -> Callable[[str], Source]:
     for keys, reader in READERS.values():
         if any(key in content for key in keys):
             return partial(_reads(reader), content)

@@ -32,7 +32,7 @@ HARMLESS = """
     wall_clock_breakdown wandb zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
 """.split()  # noqa: SIM905 - as above
 
-# Keys of sections that change memory and are not modelled: a key, its default (which changes
+# Keys of sections that change memory and are not modeled: a key, its default (which changes
 # nothing), the likely sign of the error, and why. Keys without an effect are in KNOWN.
 GATHERED = "gathered weights are counted for two layers, the current and the next"
 TOGETHER = "actual memory is higher (weights of several modules are gathered together)"
@@ -163,11 +163,11 @@ def read(content: Mapping[str, Any], name: str) -> Source:
 
 
 def lines(said: Mapping[str, Any]) -> list[str]:
-    """A line for each key of DeepSpeed's sections that is not modelled, and one for unknown keys.
+    """A line for each key of DeepSpeed's sections that is not modeled, and one for unknown keys.
 
     >>> lines({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8, "foo": 1}})
     ... # doctest: +NORMALIZE_WHITESPACE
-    ['zero_hpz_partition_size is not modelled: actual memory is higher (a second copy of the
+    ['zero_hpz_partition_size is not modeled: actual memory is higher (a second copy of the
       weights, sharded separately)',
      'unknown to memcalc, ignored: zero_optimization.foo']
 
@@ -188,14 +188,14 @@ def lines(said: Mapping[str, Any]) -> list[str]:
         for key, value in held.items():
             nothing, why = unmodelled.get(key.removeprefix("stage3_"), (value, ""))
             if value != nothing and not keys.off(value):
-                found.append(f"{shown(key)} is not modelled: {why}")
+                found.append(f"{shown(key)} is not modeled: {why}")
             if key.removeprefix("stage3_") not in (*known, *OFFLOADS.values(), *_all(name)):
                 unknown.append(f"{name}.{key}")
     return found + keys.lines(dict.fromkeys(unknown, True), {}, ())
 
 
 def _unmodelled(section: str, stage: Any) -> Mapping[str, tuple[Any, str]]:
-    """Keys of a section that are not modelled; those of ZeRO depend on its stage."""
+    """Keys of a section that are not modeled; those of ZeRO depend on its stage."""
     if section != "zero_optimization":
         return OF_SECTIONS.get(section, {})
     of_stage = OF_STAGE_3 if stage == 3 else OF_BUCKETS
@@ -203,7 +203,7 @@ def _unmodelled(section: str, stage: Any) -> Mapping[str, tuple[Any, str]]:
 
 
 def _all(section: str) -> Iterable[str]:
-    """All keys of a section that are not modelled in some case."""
+    """All keys of a section that are not modeled in some case."""
     of_zero = (*OF_ZERO, *OF_BUCKETS, *OF_STAGE_3)
     return of_zero if section == "zero_optimization" else OF_SECTIONS.get(section, ())
 
@@ -211,7 +211,7 @@ def _all(section: str) -> Iterable[str]:
 def _offloads(zero: Mapping[str, Any]) -> list[str]:
     """A line for each offload: its states are counted on the GPU."""
     return [
-        f"{key} is not modelled: {OFFLOADED}"
+        f"{key} is not modeled: {OFFLOADED}"
         for key, before in OFFLOADS.items()
         if keys.section(zero, key).get("device", "none") != "none" or zero.get(before)
     ]

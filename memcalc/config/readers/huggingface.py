@@ -12,7 +12,7 @@ from memcalc.config.readers import keys
 from memcalc.config.source import Source
 from memcalc.errors import InputError, nearest
 
-# Keys that change memory or FLOPs and are not modelled, each with what to know.
+# Keys that change memory or FLOPs and are not modeled, each with what to know.
 UNMODELLED = {
     "gradient_checkpointing": "set --recompute full",
     "attn_implementation": "set --implementation",
@@ -56,7 +56,7 @@ _PARTS = ("thinker_config", "text_config")
 # Families that Model cannot express, each with what is missing.
 REFUSED = {
     "dbrx": "its sizes are in attn_config and ffn_config, and its norms have no bias",
-    "llama4": "its chunked attention and its layers without positions are not modelled",
+    "llama4": "its chunked attention and its layers without positions are not modeled",
     "mpt": "its sizes are in attn_config and expansion_ratio",
     "olmo": "its norms have no weights",
     "olmo2": "its query and key norms span all heads, and its norms follow the sublayers",
@@ -72,7 +72,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
         name: The model's name where the file has none.
 
     Raises:
-        InputError: The family is not modelled, or a size is missing.
+        InputError: The family is not modeled, or a size is missing.
         ConfigError: Two names of one fact disagree, or a value is out of range.
 
     >>> config = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_inner": None}
@@ -167,10 +167,10 @@ def _family(content: Mapping[str, Any]) -> str:
     if not isinstance(family, str):
         raise InputError("the config names no model family: model_type is missing")
     if family in REFUSED:
-        raise InputError(f"model_type {family!r} is not modelled: {REFUSED[family]}")
+        raise InputError(f"model_type {family!r} is not modeled: {REFUSED[family]}")
     if family not in FAMILIES:
         raise InputError(
-            f"model_type {family[:40]!r} is not modelled; {nearest(family[:40], sorted(FAMILIES))}"
+            f"model_type {family[:40]!r} is not modeled; {nearest(family[:40], sorted(FAMILIES))}"
         )
     return family
 

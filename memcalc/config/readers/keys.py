@@ -8,7 +8,7 @@ from memcalc.config.optimizers import NAMES
 from memcalc.config.readers.shell.marks import shown
 from memcalc.errors import ConfigError, InputError, nearest
 
-OFFLOADED = "actual GPU memory is lower"  # why an option is not modelled
+OFFLOADED = "actual GPU memory is lower"  # why an option is not modeled
 MOST_NAMED = 32  # names in one line
 MOST = 10**18  # a whole number in a file
 
@@ -79,17 +79,17 @@ def word(content: Mapping[str, Any], key: str, known: Mapping[str, Any], default
     chosen = default if value is None else value
     if not isinstance(chosen, str) or chosen not in known:
         shown = str(chosen)[:40]
-        raise InputError(f"{key} {shown!r} is not modelled; {nearest(shown, known)}")
+        raise InputError(f"{key} {shown!r} is not modeled; {nearest(shown, known)}")
     return known[chosen]
 
 
 def lines(
     content: Mapping[str, Any], unmodelled: Mapping[str, str], known: Iterable[str]
 ) -> list[str]:
-    """A line for each key that is set and not modelled, and one for all unknown keys."""
+    """A line for each key that is set and not modeled, and one for all unknown keys."""
     known = {*known, *unmodelled}
     met = [key for key in unmodelled if content.get(key)]
-    found = [f"{key} is not modelled: {unmodelled[key]}" for key in met]
+    found = [f"{key} is not modeled: {unmodelled[key]}" for key in met]
     unknown = sorted(key for key, value in content.items() if value and key not in known)
     if unknown:
         found.append(f"unknown to memcalc, ignored: {listed(unknown)}")
@@ -167,7 +167,7 @@ def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
         return {}
     found = NAMES.get(str(name).lower())
     if found is None:
-        unmodelled.append(f"optimizer {shown(str(name))} is not modelled: counted as Adam")
+        unmodelled.append(f"optimizer {shown(str(name))} is not modeled: counted as Adam")
     return {"optimizer": found or "adam"}
 
 

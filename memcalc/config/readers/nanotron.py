@@ -40,7 +40,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     """Read a nanotron file; ``name`` is the model's name.
 
     Raises:
-        InputError: A value is of the wrong kind, or is not modelled.
+        InputError: A value is of the wrong kind, or is not modeled.
         ConfigError: A value is out of range.
 
     >>> sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
@@ -114,12 +114,12 @@ def _parallel(spread: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any
         settings["recompute"] = "full"
     if spread.get("pp_engine") == "afab":
         unmodelled.append(
-            "pp_engine afab is not modelled: actual memory is higher (all forward passes "
+            "pp_engine afab is not modeled: actual memory is higher (all forward passes "
             "run before the first backward pass)"
         )
     if settings["sp"] and not keys.flag(spread, "tp_recompute_allgather", True):
         unmodelled.append(
-            "tp_recompute_allgather false is not modelled: actual memory is higher "
+            "tp_recompute_allgather false is not modeled: actual memory is higher "
             "(gathered inputs are saved)"
         )
     unmodelled += keys.lines(
@@ -137,7 +137,7 @@ def _model(
             raise InputError(f"model_config needs {SIZES[fact]}")
     fields.whole("layers", sizes["layers"], pipeline.MOST)
     if config.get("is_starcoder2_config"):
-        raise InputError("is_starcoder2_config is not modelled")
+        raise InputError("is_starcoder2_config is not modeled")
     bias = keys.flag(config, "attention_bias")
     facts: dict[str, Any] = {
         **sizes,

@@ -75,7 +75,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     """Read a gpt-neox file; ``name`` is the model's name.
 
     Raises:
-        InputError: A value is of the wrong kind, or is not modelled.
+        InputError: A value is of the wrong kind, or is not modeled.
         ConfigError: Two values contradict each other, or one is out of range.
 
     >>> sizes = {"num-layers": 2, "hidden-size": 512, "num_attention_heads": 8}
@@ -138,7 +138,7 @@ def _recompute(said: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]
     layers = keys.count(said, "checkpoint_num_layers")
     if layers is not None and layers > 1:
         unmodelled.append(
-            f"checkpoint_num_layers {layers} is not modelled: actual memory is lower (one "
+            f"checkpoint_num_layers {layers} is not modeled: actual memory is lower (one "
             "saved input per layer)"
         )
     return {"recompute": "full"}
@@ -254,11 +254,11 @@ def _kernels(
     kinds = _attentions(said.get("attention_config", [[["global"], 1]]))
     if model.gated:
         unmodelled.append(
-            "gpt-neox's gated activation is not modelled: actual memory is higher (it is unfused)"
+            "gpt-neox's gated activation is not modeled: actual memory is higher (it is unfused)"
         )
     if len(kinds) > 1 or not kinds <= {"flash", "global"}:
         names = ", ".join(sorted(shown(kind) for kind in kinds))
-        unmodelled.append(f"attention_config {names} is not modelled: counted as unfused attention")
+        unmodelled.append(f"attention_config {names} is not modeled: counted as unfused attention")
     attention = "flash" if kinds == {"flash"} else "unfused"
     return {"implementation": "megatron-local", "attention": attention}
 

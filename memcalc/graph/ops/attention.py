@@ -101,7 +101,7 @@ def efficient_attention(
 
 def _of_kernel(rng_name: str, lse: Tensor, rng_bytes: int, source: str) -> list[Save]:
     """What a fused attention kernel saves beside its inputs and its output."""
-    reason = "log-sum-exp, fp32: normalises the recomputed scores"
+    reason = "log-sum-exp, fp32: normalizes the recomputed scores"
     saves = [Save(lse, reason, source, small=True)]
     if rng_bytes:
         rng = Tensor(rng_name, (Axis.whole(str(rng_bytes), rng_bytes),), 1)
@@ -178,7 +178,7 @@ def repeat_heads(g: Graph, name: str, x: Tensor, heads: Axis) -> Tensor:
 def mask(g: Graph, name: str, x: Tensor) -> Tensor:
     """Masked scores become -inf.
 
-    Saves nothing: if a mask is materialised, the whole model shares it.
+    Saves nothing: if a mask is materialized, the whole model shares it.
     """
     return elementwise(g, name, MASK, x)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from memcalc.graph.graph import OF_ROUTER, Graph, Move, Save, Tensor, Weight, plain
 from memcalc.graph.mesh import Axis, divide, elements
 from memcalc.graph.ops.elementwise import cast
-from memcalc.graph.ops.products import COLUMN, LINEAR, quantised
+from memcalc.graph.ops.products import COLUMN, LINEAR, quantized
 from memcalc.graph.ops.sources import (
     HF_BATCHED,
     HF_EXPERTS,
@@ -137,7 +137,7 @@ def grouped_linear(
     if bias:
         weights.append(Weight(f"{name}.bias", (experts, local)))
     reason = "input: needed for the weight gradients"
-    saves = [Save(quantised(g, x), reason, KORTHIKANTI, for_weights=True)]
+    saves = [Save(quantized(g, x), reason, KORTHIKANTI, for_weights=True)]
     if batched:
         copies = Tensor(f"{name}_weights", (routed, local, inner), x.dtype_bytes)
         saves.append(

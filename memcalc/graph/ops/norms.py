@@ -33,7 +33,7 @@ def layer_norm(
         (x,),
         (out,),
         saves=(
-            Save(x, "input: backward normalises it again", KORTHIKANTI),
+            Save(x, "input: backward normalizes it again", KORTHIKANTI),
             Save(mean, "mean of each row, fp32", TORCH_NORM, small=True),
             Save(rstd, "reciprocal standard deviation of each row, fp32", TORCH_NORM, small=True),
         ),
@@ -45,11 +45,11 @@ def layer_norm(
 def layer_norm_chain(g: Graph, name: str, x: Tensor, bias: bool = True) -> Tensor:
     """LayerNorm operation by operation, in fp32, as Hugging Face's Command-R does it.
 
-    Saves the centred input twice (for the variance, and as a factor), each row's reciprocal
-    standard deviation, the normalised input, and an fp32 copy of the weight that scales it.
+    Saves the centered input twice (for the variance, and as a factor), each row's reciprocal
+    standard deviation, the normalized input, and an fp32 copy of the weight that scales it.
     """
-    deviation, centred, normal = (
-        Tensor(f"{name}_{part}_fp32", x.axes, 4) for part in ("deviation", "centred", "normalised")
+    deviation, centered, normal = (
+        Tensor(f"{name}_{part}_fp32", x.axes, 4) for part in ("deviation", "centered", "normalized")
     )
     rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
@@ -58,8 +58,8 @@ def layer_norm_chain(g: Graph, name: str, x: Tensor, bias: bool = True) -> Tenso
         weights.append(Weight(f"{name}.bias", x.axes[-1:]))
     reason = "factor, fp32: needed for the other factor's gradient"
     saves = [
-        Save(deviation, "centred input, fp32: needed for its square's gradient", HF_COHERE),
-        Save(centred, reason, HF_COHERE),
+        Save(deviation, "centered input, fp32: needed for its square's gradient", HF_COHERE),
+        Save(centered, reason, HF_COHERE),
         Save(rstd, "reciprocal standard deviation of each row, fp32", HF_COHERE, small=True),
         Save(normal, reason, HF_COHERE),
     ]
@@ -80,7 +80,7 @@ def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
         (x,),
         (out,),
         saves=(
-            Save(x, "input: backward normalises it again", TORCH_RMS_NORM),
+            Save(x, "input: backward normalizes it again", TORCH_RMS_NORM),
             Save(rstd, "reciprocal norm of each row, fp32", TORCH_RMS_NORM, small=True),
         ),
         weights=(Weight(f"{name}.weight", x.axes[-1:]),),
@@ -91,15 +91,15 @@ def rms_norm(g: Graph, name: str, x: Tensor) -> Tensor:
 def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tensor:
     """RMSNorm operation by operation, in fp32, as Hugging Face's Llama does it.
 
-    Saves the input in fp32, the reciprocal norm, and the normalised input that the weight scales:
+    Saves the input in fp32, the reciprocal norm, and the normalized input that the weight scales:
     either cast to the dtype of the activations, or in fp32. Gemma scales by 1 + weight, which is
     saved too. ``scaled`` is a word of ``memcalc.config.model.NORM_SCALES``.
     """
     wide = cast(g, f"{name}_fp32", x, 4)
     rstd = Tensor(f"{name}_rstd", x.axes[:-1], 4)
-    normal = Tensor(f"{name}_normalised_fp32", x.axes, 4)
+    normal = Tensor(f"{name}_normalized_fp32", x.axes, 4)
     g.record(
-        f"{name}_normalise",
+        f"{name}_normalize",
         RMS_NORM_CHAIN,
         (wide,),
         (normal,),
@@ -110,9 +110,9 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tens
             Save(rstd, "reciprocal norm of each row, fp32", TORCH_CHAIN, small=True),
         ),
     )
-    narrow = cast(g, f"{name}_normalised", normal, x.dtype_bytes) if scaled == "cast" else normal
+    narrow = cast(g, f"{name}_normalized", normal, x.dtype_bytes) if scaled == "cast" else normal
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
-    saves = [Save(narrow, "normalised input: needed for the weight gradient", TORCH_CHAIN)]
+    saves = [Save(narrow, "normalized input: needed for the weight gradient", TORCH_CHAIN)]
     if scaled == "one_plus":
         scale_ = Tensor(f"{name}_scale", x.axes[-1:], 4)
         saves.append(Save(scale_, "1 + weight, fp32: a factor", TORCH_CHAIN, small=True))

@@ -69,10 +69,10 @@ def linear(
     if bias:
         weights.append(Weight(f"{name}.bias", (out,)))
     save = Save(
-        quantised(g, x), "input: needed for the weight gradient", KORTHIKANTI, for_weights=True
+        quantized(g, x), "input: needed for the weight gradient", KORTHIKANTI, for_weights=True
     )
     if x.kept_as is not None:
-        shard = quantised(g, x.kept_as)
+        shard = quantized(g, x.kept_as)
         reason = "shard of the input: backward all-gathers it again"
         save = Save(shard, reason, KORTHIKANTI_SP, for_weights=True)
     if packed:
@@ -119,11 +119,11 @@ def matmul(
     return out
 
 
-def quantised(g: Graph, x: Tensor) -> Tensor:
+def quantized(g: Graph, x: Tensor) -> Tensor:
     """A linear's input as it is saved: itself, or an fp8 copy.
 
     Transformer Engine's linears save one copy in fp8 if their GEMMs are in fp8 (module/linear.py,
-    layernorm_linear.py: save_for_backward of the quantised input).
+    layernorm_linear.py: save_for_backward of the quantized input).
     """
     if g.linear_bytes in (None, x.dtype_bytes):
         return x

@@ -83,7 +83,7 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
     """The formulas of a Hugging Face model: of each kind of layer, and of the rest of the model.
 
     Args:
-        target: As in ``memcalc.load``: a config.json, an id of the Hub, or a catalogue name.
+        target: As in ``memcalc.load``: a config.json, an id of the Hub, or a catalog name.
         against: ``ledger`` to compare the layers with the exact ledger.
         settings: As in ``memcalc.load``; sizes, precision, kernels and dropout have an effect.
 
@@ -206,7 +206,7 @@ def _dropout(content: Mapping[str, Any], probability: float | None) -> dict[str,
 
 
 def _content(config: Config) -> dict[str, Any]:
-    """A catalogue model as a config.json of its family."""
+    """A catalog model as a config.json of its family."""
     family, model = hugging_face.family(config), config.model
     sizes = {"num_hidden_layers": model.layers, "vocab_size": model.vocab_size}
     return {

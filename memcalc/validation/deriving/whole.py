@@ -64,7 +64,7 @@ class Whole(nn.Module):
         self.paired: bool = config.is_encoder_decoder
         self.run = run
         try:
-            with torch.device("meta"), _uninitialised():
+            with torch.device("meta"), _uninitialized():
                 made = _class_of(config).from_config(config, dtype=TYPES[run.precision])
         except Exception as error:  # whatever the family's own code raises
             if isinstance(error, ValueError) and "attention implementation" in str(error):
@@ -363,8 +363,8 @@ def _square(config: Any) -> tuple[int, int]:
 
 
 @contextmanager
-def _uninitialised() -> Iterator[None]:
-    """Build models without initialising their weights."""
+def _uninitialized() -> Iterator[None]:
+    """Build models without initializing their weights."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():

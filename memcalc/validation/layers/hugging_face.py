@@ -31,7 +31,7 @@ class NoAttentionError(UsageError):
 
 FP32_ALWAYS = "_keep_in_fp32_modules_strict"  # transformers' name for parameters that stay fp32
 
-# By family and implementation; all other layers of the catalogue's families equal the ledger.
+# By family and implementation; all other layers of the catalog's families equal the ledger.
 REMAINING: dict[tuple[str, str], Remaining] = {
     (name, implementation): remaining
     for name, each in FAMILIES.items()

@@ -212,7 +212,7 @@ class RmsNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """The normalised input times the weight, if there is one."""
+        """The normalized input times the weight, if there is one."""
         wide = x.float()
         rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, rstd)

@@ -2,7 +2,7 @@
 
 Two counts in one run must agree. First, saved-tensor hooks give a handle for every tensor that is
 packed, and the tensors of the handles that are still alive count (a checkpoint drops what it packs
-inside). Second, a dispatch mode sees every new storage, and a finaliser sees it freed; what is left
+inside). Second, a dispatch mode sees every new storage, and a finalizer sees it freed; what is left
 must be what the hooks found, and the outputs.
 """
 

@@ -19,7 +19,7 @@ class OpenError(InputError):
 
 @dataclass
 class Arguments:
-    """Arguments by name, without their dashes, with what is assumed and not modelled."""
+    """Arguments by name, without their dashes, with what is assumed and not modeled."""
 
     words: Mapping[str, Sequence[str]]
     loose: Sequence[str] = ()  # open values that may hold further arguments
@@ -59,7 +59,7 @@ class Arguments:
         value = self.text(name)
         if value is not None and value not in known:
             shown = value[:40]
-            raise InputError(f"--{name} {shown!r} is not modelled; {nearest(shown, known)}")
+            raise InputError(f"--{name} {shown!r} is not modeled; {nearest(shown, known)}")
         return None if value is None else known[value]
 
     def flag(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments by name: those that are read, not modelled, or without effect."""
+"""Megatron-LM's arguments by name: those that are read, not modeled, or without effect."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,7 +15,7 @@ RESIDUAL = "counted as if the residual were taken before the norm"
 ALIKE = "all layers are counted as identical"
 VISION = "the vision model is not counted"
 
-# Arguments that change memory and are not modelled, with the likely sign of the error and why.
+# Arguments that change memory and are not modeled, with the likely sign of the error and why.
 UNMODELLED = {
     "apply-residual-connection-post-layernorm": RESIDUAL,
     "attention-output-gate": "actual memory is higher (a gate on the attention output)",
@@ -56,7 +56,7 @@ UNMODELLED = {
     "qk-l2-norm": "actual memory is higher (a norm of query and key without weights)",
     "quick-geglu": "counted as GeGLU",
     "retro-add-retriever": "the retriever is not counted",
-    "spec": "the layer of a custom spec may differ from the counted one; only `local` is modelled",
+    "spec": "the layer of a custom spec may differ from the counted one; only `local` is modeled",
     "tp-comm-overlap": "actual memory is higher (communication buffers)",
     "use-custom-fsdp": MEGATRON_FSDP,
     "use-kitchen": "other layers run instead of the counted ones",
@@ -241,7 +241,7 @@ def is_harmless(name: str) -> bool:
 
 
 def unmodelled(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Arguments that are not modelled, with the likely sign of the error and why.
+    """Arguments that are not modeled, with the likely sign of the error and why.
 
     Args:
         values: The arguments, each with its value as it is written.

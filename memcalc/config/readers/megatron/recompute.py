@@ -51,6 +51,6 @@ def _selective(said: Arguments, modules: Iterable[str]) -> str | None:
     known = [module for module in modules if module in recompute.WORDS]
     if other := [module for module in modules if module not in recompute.WORDS]:
         said.unmodelled.append(
-            f"--recompute-modules {listed(other)} is not modelled: actual memory is lower"
+            f"--recompute-modules {listed(other)} is not modeled: actual memory is lower"
         )
     return ",".join(known) or None

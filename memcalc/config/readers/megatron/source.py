@@ -37,9 +37,9 @@ def source(said: Arguments, name: str, world: int | None, programs: Iterable[str
 
 
 def _tell(said: Arguments) -> None:
-    """A line for each argument that is not modelled, and one for all unknown ones."""
+    """A line for each argument that is not modeled, and one for all unknown ones."""
     values = {name: " ".join(words) for name, words in said.words.items()}
-    said.unmodelled.extend(f"{what} is not modelled: {why}" for what, why in unmodelled(values))
+    said.unmodelled.extend(f"{what} is not modeled: {why}" for what, why in unmodelled(values))
     unknown = [name for name in said.words if not is_read(name)]
     if unknown:
         names = listed(f"--{name[:40]}" for name in sorted(unknown))

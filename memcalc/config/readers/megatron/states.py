@@ -41,7 +41,7 @@ def states(said: Arguments, precision: str | None) -> dict[str, Any]:
     moments = {said.text(f"exp-avg{which}-dtype") or "fp32" for which in ("", "-sq")}
     if len(moments) > 1:
         said.unmodelled.append(
-            "moments of two dtypes are not modelled: both are counted in the wider one"
+            "moments of two dtypes are not modeled: both are counted in the wider one"
         )
     remainder = main == "fp32" and precision == "bf16"  # stored as the bits that bf16 lacks
     return settings | {
@@ -58,7 +58,7 @@ def _resharding(said: Arguments) -> int:
     name = "torch-fsdp2-reshard-after-forward"
     if re.fullmatch(r"[0-9]{1,9}", said.text(name) or ""):
         said.unmodelled.append(
-            f"--{name} {said.text(name)} is not modelled: actual memory is higher (weights "
+            f"--{name} {said.text(name)} is not modeled: actual memory is higher (weights "
             "are sharded over fewer ranks after forward)"
         )
         return 3
