@@ -126,8 +126,8 @@ def counted(number: int, what: str) -> str:
 def format_bytes(value: float) -> str:
     """Bytes in their own best scale, for a sentence.
 
-    >>> format_bytes(140509184)
-    '134 MiB'
+    >>> format_bytes(140509184), format_bytes(2**20), format_bytes(2736 * MIB)
+    ('134 MiB', '1 MiB', '2,736 MiB')
     """
     return _sentence("bytes", value)
 
@@ -145,13 +145,24 @@ def in_scale(value: float, scale: Scale) -> str:
     """A value in a given scale, for a sentence beside a table of that scale; small ones in theirs.
 
     >>> in_scale(3 * MIB, ("GiB", GIB)), in_scale(2109 * MIB, ("GiB", GIB))
-    ('3,072 KiB', '2.06 GiB')
+    ('3 MiB', '2.06 GiB')
     """
     if 0 < abs(value) < LEAST * scale[1]:
         unit = next(unit for unit, scales in SCALES.items() if scale in scales)
-        scale = common_scale(unit, [value])
+        scale = _own_scale(unit, value)
     return f"{column([value], scale[1])[0]} {scale[0]}"
 
 
 def _sentence(unit: str, value: float) -> str:
-    return in_scale(value, common_scale(unit, [value]))
+    return in_scale(value, _own_scale(unit, value))
+
+
+def _own_scale(unit: str, value: float) -> Scale:
+    """A column's scale for one value; the next larger one if two decimals are exact in it."""
+    scales = SCALES[unit]
+    own = common_scale(unit, [value])
+    for scale in scales[scales.index(own) + 1 :][:1]:
+        amount = abs(value) / scale[1]
+        if amount >= 1 and round(amount, 2) == amount:
+            return scale
+    return own

@@ -256,14 +256,20 @@ def _of_end(name: str, group: str, moment: Moment) -> list[Part]:
     """What the embedding or the head holds at a moment, with the tensors that it saves."""
     return [
         Part(f"{name}: saved for backward", moment.kept, group, "exact", LEDGER),
-        Part(f"{name}: working memory of {moment.op}", moment.working, group, "exact", LEDGER),
+        Part(
+            f"{name}: temporary tensors of operation {moment.op}",
+            moment.working,
+            group,
+            "exact",
+            LEDGER,
+        ),
         Part(f"{name}: weight gradient", moment.weight, "gradients", "exact", LEDGER),
     ]
 
 
 def _of_layer(moment: Moment, kept: int, again: int) -> list[Part]:
     """What a layer holds at a moment beside its saved tensors, which are counted in flight."""
-    label = f"layer: working memory of {moment.op}"
+    label = f"layer: temporary tensors of operation {moment.op}"
     more = moment.kept + moment.working - kept
     return [
         Part("other layers of the same checkpoint", again, "activations", "exact", LEDGER),

@@ -183,8 +183,8 @@ def _not_run(config: Config, scope: str, causal: bool, done: count.Flops) -> Ite
     """What is counted here, but which some kernels or frameworks do not run."""
     if config.run.frozen:
         yield (
-            "frozen linears run no weight-gradient GEMM; not modeled: backward stops at the first "
-            "trained layer"
+            "frozen: a linear that is not trained has no weight-gradient GEMM. Its input-gradient "
+            "GEMM is counted, although backward stops at the first trained layer"
         )
     early = getattr(count, scope)(config, causal, early_stop=True).recomputed
     if config.run.implementation.name.startswith(OF_TORCH) and early < done.recomputed:

@@ -42,6 +42,14 @@ TECHNIQUES = (
     Technique("full", True, False, "full"),
 )
 
+
+def techniques(config: Config) -> list[Technique]:
+    """The techniques that a config allows: those with sequence parallelism only if it divides s."""
+    parallel = config.parallel
+    divided = config.run.seq_length % (parallel.cp * parallel.tp) == 0
+    return [each for each in TECHNIQUES if divided or not each.sequence_parallel]
+
+
 COLUMNS = (
     Column("layer_kind", "text"),
     Column("technique", "text", choices=tuple(each.name for each in TECHNIQUES)),
@@ -62,15 +70,12 @@ def layer(config: Config, accounting: str = "paper") -> Report:
         config: The model and its run; the tensor-parallel size is taken from it.
         accounting: ``paper`` or ``exact``.
 
-    Raises:
-        ConfigError: The tensor-parallel size does not divide the sequence.
-
     >>> from memcalc.config import load
     >>> report = layer(load("175b"))
     >>> [bytes // 2**20 for bytes in report.column("bytes")]
     [2736, 552, 342, 312, 102, 48]
     """
-    under = {technique: technique.of(config) for technique in TECHNIQUES}
+    under = {technique: technique.of(config) for technique in techniques(config)}
     rows: list[tuple[Any, ...]] = []
     for kind in kinds(config):
         sizes = {t.name: layer_bytes(each, accounting, kind) for t, each in under.items()}
@@ -82,6 +87,14 @@ def layer(config: Config, accounting: str = "paper") -> Report:
     lines = (*notes(config, accounting), *flash_note(config))
     if config.parallel.tp == 1:
         lines += ("tensor-parallel size 1: rows with tensor parallelism equal those without",)
+    if len(under) < len(TECHNIQUES):
+        ranks = f"--tp {config.parallel.tp}"
+        if config.parallel.cp > 1:
+            ranks = f"--cp x --tp = {config.parallel.cp * config.parallel.tp}"
+        lines += (
+            f"rows with sequence parallelism are left out: {ranks} does not divide --seq-length "
+            f"{config.run.seq_length}",
+        )
     lines += symbols.legend({letter for _, _, formula, *_ in rows for letter in formula.letters})
     return Report(
         "layer",
@@ -101,7 +114,7 @@ def _answer(config: Config, rows: list[tuple[Any, ...]]) -> str:
     first = f"one {usual + ' ' if several else ''}layer keeps {size['tensor']} per GPU"
     if config.parallel.tp == 1:
         return f"{first}; {size['tensor+selective']} with selective recomputation"
-    return (
-        f"{first} with tensor-parallel size {config.parallel.tp}; "
-        f"{size['tensor+sequence+selective']} with sequence parallelism and selective recomputation"
-    )
+    least, what = size["tensor+selective"], "selective recomputation"
+    if "tensor+sequence+selective" in size:
+        least, what = size["tensor+sequence+selective"], f"sequence parallelism and {what}"
+    return f"{first} with tensor-parallel size {config.parallel.tp}; {least} with {what}"

@@ -123,7 +123,7 @@ def memory(
     room = _limit(budget) or _capacity(config)
     beyond = headroom(config, margin)
     held = device(config)
-    lines = [*notes(config, "exact"), *_setting_notes(config)]
+    lines = [*notes(config, "exact"), *_setting_notes(config, explain)]
     peaks = _under_imbalance(config, held)
     if fill:
         held, more = _filled(config, held, room_of(config, budget), beyond)
@@ -361,16 +361,17 @@ def _in_a_pass(phase: Phase) -> bool:
     return any(part.group == "activations" for part in phase.parts)
 
 
-def _setting_notes(config: Config) -> Iterator[str]:
+def _setting_notes(config: Config, explain: bool) -> Iterator[str]:
     """The schedule and the bytes per parameter, in words."""
     parallel, run = config.parallel, config.run
     if parallel.pp > 1:
         what = parallel.scheduling.summary
         yield f"schedule: {parallel.order} ({what}), for {batch_note(config)}"
-        yield (
-            "in flight: micro-batches whose forward has run and whose backward has not, summed "
-            "over the rank's model chunks"
-        )
+        if not explain:  # whose table has no such column
+            yield (
+                "in flight: micro-batches whose forward has run and whose backward has not, summed "
+                "over the rank's model chunks"
+            )
     if parallel.scheduling.splits_backward:
         yield (
             "split backward: until its weight gradient is computed, each GEMM keeps its input "

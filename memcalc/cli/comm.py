@@ -23,6 +23,6 @@ def comm(model: str, format_: str | None, output: Path | None, **settings: Any) 
       memcalc comm 175b
       memcalc comm 175b --sp --format json
       memcalc comm llama-3-70b --tp 8 --sp --pp 4 --dp 2 --global-batch-size 128
-      memcalc comm llama-3-8b --dp 8 --zero 3 --sharder fsdp2 --global-batch-size 64
+      memcalc comm llama-3-8b --dp 8 --sharder fsdp2 --global-batch-size 64
     """
     show(answered(model, settings, memcalc.comm), format_, output)

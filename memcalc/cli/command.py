@@ -16,8 +16,8 @@ from memcalc.errors import UsageError
 from memcalc.terminal import say
 
 GROUPS = (
-    *("Model", "Run", "Parallelism", "Pipeline", "Sharding and optimizer"),
-    *("Recomputation", "Kernels", "Output"),
+    *("Answer", "Model", "Run", "Parallelism", "Pipeline", "Sharding and optimizer"),
+    *("Recomputation", "Kernels", "GPU", "Output"),
 )
 INPUTS = ("model", "shown", "target", "run", "file")  # parameters that name a file to read
 
@@ -40,7 +40,7 @@ class Option(click.Option):
     """
 
     def __init__(
-        self, *args: Any, group: str = "Output", common: bool | str = False, **kwargs: Any
+        self, *args: Any, group: str = "Answer", common: bool | str = False, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self.group, self.common = group, common
@@ -210,7 +210,7 @@ class Command(click.Command):
             with formatter.indentation():
                 formatter.write_text(LEFT_OUT)
         groups = dict.fromkeys((*(each.group for each in _own(options)), GROUPS[-1]))
-        for group in sorted(groups, key=lambda name: GROUPS.index(name) if name in GROUPS else -1):
+        for group in sorted(groups, key=lambda name: GROUPS.index(name) if name in GROUPS else 0):
             rows = _rows(ctx, [each for each in options if _group(each) == group])
             _write(formatter, group, rows)
 

@@ -77,9 +77,14 @@ class Letters(click.ParamType[dict[str, int]]):
     type=click.Choice(DEVICES),
     help="For a factory: the device whose kernels are counted.  [default: cuda]",
 )
-@option("--latex", is_flag=True, help="Print only the totals, in LaTeX.  [default: off]")
 @option(
-    "--python", is_flag=True, help="Print only the totals, as Python functions.  [default: off]"
+    "--latex", is_flag=True, group="Output", help="Print only the totals, in LaTeX.  [default: off]"
+)
+@option(
+    "--python",
+    is_flag=True,
+    group="Output",
+    help="Print only the totals, as Python functions.  [default: off]",
 )
 @options(*SHOW)
 def derive(
@@ -100,10 +105,10 @@ def derive(
     The module runs on symbolic sizes, without memory or kernels. TARGET is one of
 
     \b
-      MODEL                      memcalc's own layer of that model, with every size symbolic
+      MODEL                      memcalc's layer of that model, sizes symbolic
       MODEL --from transformers  Hugging Face's model: a formula per kind of layer
-      package.module:factory     a function of yours that returns (module, inputs) or
-                                 (module, inputs, symbols)
+      package.module:factory     your function that returns (module, inputs)
+                                 or (module, inputs, symbols)
 
     Only a factory TARGET runs your code.
 
@@ -115,7 +120,7 @@ def derive(
       memcalc derive 175b --sp --recompute selective
       memcalc derive llama-3-70b --tp 8 --sp --against ledger
       memcalc derive path/to/config.json --from transformers
-      memcalc derive llama-3-8b --from transformers --attention unfused --against ledger
+      memcalc derive gpt2 --from transformers --attention unfused --against ledger
       memcalc derive my_package.blocks:make --symbols s=64,b=2 --at s=4096,b=1
     """
     if sum((latex, python, format_ is not None)) > 1:

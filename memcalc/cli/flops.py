@@ -27,7 +27,7 @@ from memcalc.cli.show import show
 @option(
     "--gpus",
     type=Whole(1, 2**24),
-    group="Run",
+    group="GPU",
     common=True,
     help="With --iteration-time: number of GPUs.  [default: --tp x --pp x --cp x --dp]",
 )

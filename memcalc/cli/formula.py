@@ -21,6 +21,7 @@ PAPERS = ("li2021",)
 @options(*RUN, *CHOICES, *KERNELS, "accounting", *SHOW)
 @option(
     "--latex",
+    group="Output",
     is_flag=True,
     common=True,
     help="Print only the whole layer's formula, in LaTeX.  [default: off]",

@@ -109,9 +109,9 @@ class LazyGroup(click.Group):
     epilog="""Examples:
 
 \b
-  memcalc memory llama-3-8b -s 4096 --dp 8 --zero 1 --gpu h100   does it fit?
-  memcalc layer 175b                                             Korthikanti et al. 2022, table 2
-  memcalc layer path/to/config.json -s 4096                      a Hugging Face config
+  memcalc memory llama-3-8b --dp 8 --zero 1 --gpu h100
+  memcalc layer 175b
+  memcalc layer path/to/config.json -s 4096
 
 `memcalc COMMAND -h` shows the most used options, `--help` all of them. README.md in memcalc's
 repository describes the commands and shell completion.
@@ -178,7 +178,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         abandon(sys.stdout)
-        return _fail(str(error))
+        of_stdout = error.errno is not None and error.filename is None
+        return _fail(f"the answer cannot be printed: {error.strerror}" if of_stdout else str(error))
     except Exception as error:
         if os.environ.get(DEBUG):
             raise

@@ -36,6 +36,7 @@ from memcalc.cli.show import show
 @option(
     "--allocated-only",
     is_flag=True,
+    group="GPU",
     help="Compare allocated bytes alone, the same as --margin 0%.  [default: off]",
 )
 @option(
@@ -67,8 +68,8 @@ def memory(
     \b
     Examples:
       memcalc memory 175b --sp --recompute selective
-      memcalc memory llama-3-70b --tp 8 --sp --pp 4 --dp 8 --zero 1 -s 8192 --gpu h100
-      memcalc memory llama-3-8b -s 4096 --dp 8 --zero 1 --budget h100 --margin 6GiB
+      memcalc memory llama-3-70b -s 8192 --tp 8 --sp --pp 4 --dp 8 --gpu h100
+      memcalc memory llama-3-8b --dp 8 --zero 1 --budget h100 --margin 6GiB
       memcalc memory 530b --sp --recompute selective --fill --budget 80GB
       memcalc memory deepseek-v3 --pp 16 --ep 8 --dp 8 --zero 1 -s 4096 --explain
     """

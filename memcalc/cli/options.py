@@ -55,6 +55,16 @@ def complete_gpus(
 
 # Heading of --help -> setting -> its option. [default: ...] applies if MODEL has no value.
 _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
+    "Answer": {
+        "accounting": partial(
+            option,
+            "--accounting",
+            type=click.Choice(list(ACCOUNTINGS)),
+            default="paper",
+            help="paper leaves small buffers out, as Korthikanti et al. 2022; exact counts every "
+            "byte.  [default: paper]",
+        ),
+    },
     "Model": {
         "vocab_size": partial(
             option,
@@ -108,14 +118,6 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             type=Number(),
             metavar="P",
             help="Dropout probability, at least 0 and less than 1.  [default: 0]",
-        ),
-        "gpu": partial(
-            option,
-            "--gpu",
-            metavar="NAME",
-            common=True,
-            shell_complete=complete_gpus,
-            help="GPU: a name from `memcalc gpus`.  [default: none]",
         ),
     },
     "Parallelism": {
@@ -360,15 +362,17 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "or chunked (Liger).  [default: unfused]",
         ),
     },
-    "Output": {
-        "accounting": partial(
+    "GPU": {
+        "gpu": partial(
             option,
-            "--accounting",
-            type=click.Choice(list(ACCOUNTINGS)),
-            default="paper",
-            help="paper leaves small buffers out, as Korthikanti et al. 2022; exact counts every "
-            "byte.  [default: paper]",
+            "--gpu",
+            metavar="NAME",
+            common=True,
+            shell_complete=complete_gpus,
+            help="GPU: a name from `memcalc gpus`.  [default: none]",
         ),
+    },
+    "Output": {
         "format": partial(
             option,
             "--format",
@@ -415,13 +419,14 @@ fill = option(
 )
 margin = option(
     "--margin",
+    group="GPU",
     metavar="SIZE|PERCENT",
     common=True,
     help="Memory to leave free beyond allocated bytes: 6GiB, 10%.  [default: the estimate of "
     "reserved memory, CUDA context and NCCL]",
 )
 budget = partial(
-    option, "--budget", metavar="SIZE|GPU", common=True, shell_complete=complete_gpus
+    option, "--budget", group="GPU", metavar="SIZE|GPU", common=True, shell_complete=complete_gpus
 )  # its help depends on the command
 model = click.argument("model", shell_complete=_models)
 optional_model = click.argument("model", required=False, shell_complete=_models)

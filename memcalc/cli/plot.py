@@ -108,6 +108,7 @@ def _output(command: Decorated) -> Decorated:
     return option(
         "-o",
         "--output",
+        group="Output",
         metavar="FILE",
         type=click.Path(path_type=Path),
         required=True,

@@ -185,7 +185,7 @@ def rnn(scope: str, format_: str | None, output: Path | None, **settings: Any) -
     \b
     Examples:
       memcalc rnn
-      memcalc rnn --hidden-size 1792 --density 0.1 --density 0.3 --usable 0.875 --gpu v100
+      memcalc rnn --hidden-size 1792 --density 0.1 --usable 0.875 --gpu v100
       memcalc rnn --cell lstm --hidden-size 1024 --layers 4 --gpu all --format csv
       memcalc rnn --cell lstm --hidden-size 1024 -b 64 -s 1000 --scope training
       memcalc rnn --cell gru --scope formula

@@ -68,7 +68,7 @@ def validate(
       memcalc validate 1t --sp --recompute selective --device meta
       memcalc validate llama-3-70b --tp 2 --sp --device cpu
       memcalc validate llama-3-8b --against transformers
-      memcalc validate 175b --sp --recompute selective --against megatron --device meta
+      memcalc validate 175b --sp --against megatron --device meta
       memcalc validate llama-3-70b --tp 8 --sp --against torch --device meta
       memcalc validate 22b --tp 1 --device cpu --time
 

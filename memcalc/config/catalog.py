@@ -138,7 +138,7 @@ def _is_path(target: str) -> bool:
 
 
 def _unknown(target: str) -> ConfigError:
-    hint = nearest(target, names(), "`memcalc models`")
+    hint = nearest(target, (*names(), *ALIASES), "`memcalc models`")
     return ConfigError(f"{target[:60]!r} is neither a model of the catalog nor a file; {hint}")
 
 

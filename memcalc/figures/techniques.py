@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memcalc.analysis import activations
-from memcalc.answers.layer import TECHNIQUES
+from memcalc.answers.layer import techniques
 from memcalc.answers.notes import setting
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
@@ -36,7 +36,7 @@ TICKS = {
 
 def draw(config: Config, accounting: str) -> Figure:
     """Stacked bars, one per technique, for each kind of layer, in the unit of ``layer``'s table."""
-    under = {technique.name: technique.of(config) for technique in TECHNIQUES}
+    under = {technique.name: technique.of(config) for technique in techniques(config)}
     layers = kinds(config)
     bars = {kind: [parts(each, accounting, kind) for each in under.values()] for kind in layers}
     unit, scale = common_scale(
@@ -44,7 +44,7 @@ def draw(config: Config, accounting: str) -> Figure:
     )
     figure, panels = style.stacked(len(layers), height=1.8 + 2.6 * len(layers))
     for axes, (kind, sizes) in zip(panels, bars.items(), strict=True):
-        _panel(axes, sizes, unit, scale)
+        _panel(axes, sizes, list(under), unit, scale)
         if len(layers) > 1:
             axes.set_title(f"{kind} layers ({layers[kind]})", fontsize=9, loc="left")
     highest = max(axes.get_ylim()[1] for axes in panels)
@@ -55,7 +55,7 @@ def draw(config: Config, accounting: str) -> Figure:
     style.heading(
         figure,
         f"Activation memory of one layer of {setting(config.with_parallel(sp=False))}, per GPU",
-        *_equal(config, list(bars.values())),
+        *_equal(config, list(bars.values()), list(under)),
     )
     figure.supxlabel(
         f"{config.run.implementation.name} implementation, {accounting} accounting; "
@@ -69,7 +69,7 @@ def draw(config: Config, accounting: str) -> Figure:
 
 def numbers(config: Config, accounting: str) -> tuple[list[dict[str, int]], str]:
     """What the figure shows, and the setting in its title."""
-    under = [technique.of(config) for technique in TECHNIQUES]
+    under = [technique.of(config) for technique in techniques(config)]
     bars = [parts(each, accounting, kind) for kind in kinds(config) for each in under]
     return bars, setting(config)
 
@@ -94,8 +94,10 @@ def parts(config: Config, accounting: str, kind: str | None = None) -> dict[str,
     return sizes
 
 
-def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: float) -> None:
-    """The bars of one kind of layer, with their heights, also in percent of the second bar."""
+def _panel(
+    axes: Axes, bars: list[dict[str, int]], names: list[str], unit: str, scale: float
+) -> None:
+    """The bars of one kind of layer, with their heights, also in percent of tensor parallelism."""
     tops = style.stack(
         axes,
         [
@@ -105,7 +107,7 @@ def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: float) -> N
         0.68,
     )
     totals = [sum(sizes.values()) for sizes in bars]
-    tensor = totals[[technique.name for technique in TECHNIQUES].index("tensor")]
+    tensor = totals[names.index("tensor")]
     written = column(totals, scale)
     for place, (top, total, text) in enumerate(zip(tops, totals, written, strict=True)):
         share = 100 * total / tensor
@@ -123,12 +125,11 @@ def _panel(axes: Axes, bars: list[dict[str, int]], unit: str, scale: float) -> N
     style.legend(axes, reverse=True)
 
 
-def _equal(config: Config, panels: list[list[dict[str, int]]]) -> list[str]:
+def _equal(config: Config, panels: list[list[dict[str, int]]], names: list[str]) -> list[str]:
     """Reasons why bars are equal."""
-    place = {technique.name: number for number, technique in enumerate(TECHNIQUES)}
     lines = []
     if config.parallel.tp == 1:
         lines.append("t is 1, so neither tensor nor sequence parallelism changes a bar (see --tp)")
-    if all(bars[place["tensor"]] == bars[place["tensor+selective"]] for bars in panels):
+    if all(bars[names.index("tensor")] == bars[names.index("tensor+selective")] for bars in panels):
         lines.append("selective recomputation drops nothing: attention keeps no scores")
     return ["; ".join(lines)] if lines else []

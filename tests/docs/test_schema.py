@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 REFRESH = runpy.run_path(str(Path(__file__).with_name("refresh_schema.py")))
 VALIDATOR = jsonschema.Draft202012Validator(REFRESH["schema"]())
 
-FACT = {"fact": "layers", "value": "2"}
+FACT = {"meaning": "layers", "value": "2", "fact": "layers"}
 TRAINING = {
     "checkpoints": "none",
     "every": None,

@@ -1,6 +1,7 @@
 """The first lines of answers about a layer and an iteration, and the legends of their letters."""
 
 import re
+from dataclasses import fields
 
 import pytest
 
@@ -16,8 +17,8 @@ from memcalc import (
     recompute,
     rnn,
 )
-from memcalc.answers.models import model
-from memcalc.config import load
+from memcalc.answers.models import WORDS, model
+from memcalc.config import Model, load
 from memcalc.symbols import LETTERS
 
 MEANINGS = {x.letter: x.meaning for x in LETTERS}
@@ -109,6 +110,10 @@ def test_models_begin_with_their_number_and_one_with_its_size():
     )
 
 
+def test_every_fact_of_a_model_has_words():
+    assert {*WORDS} == {field.name for field in fields(Model) if field.compare}
+
+
 def test_gpus_begin_with_their_number():
     assert gpus().answer == f"{len(gpus().rows)} GPUs; --gpu and --budget take their names"
 
@@ -144,3 +149,11 @@ def test_a_source_is_not_claimed_for_another_attention():
     own, other = layer(load("22b")).notes[0], layer(load("22b", attention="flash")).notes[0]
     assert "as Korthikanti et al. 2022 count it" in own
     assert "(flash attention; otherwise " in other
+
+
+def test_rows_that_the_sequence_does_not_allow_are_left_out_of_a_layer():
+    """A ViT has 196 patches and a class token: 197 tokens, which 8 ranks do not divide."""
+    report = layer(load("vit-large", tp=8))
+    assert report.column("technique") == ["none", "tensor", "tensor+selective", "full"]
+    note = "rows with sequence parallelism are left out: --tp 8 does not divide --seq-length 197"
+    assert note in report.notes

@@ -69,7 +69,7 @@ class TestPhases:
             for n in (4, 32)
         )
         at_work = [
-            next(p for p in phase(m, "backward").parts if "working memory" in p.name).bytes
+            next(p for p in phase(m, "backward").parts if "temporary tensors" in p.name).bytes
             for m in (some, all_)
         ]
         assert at_work[0] < at_work[1]
@@ -98,7 +98,7 @@ class TestPhases:
             pattern = (1 - last, last) * 16
             model = replace(config.model, moe_layers=pattern)
             found = phase(stage_memory(replace(config, model=model), 0), "backward")
-            (of_experts[last],) = [p for p in found.parts if "working memory" in p.name]
+            (of_experts[last],) = [p for p in found.parts if "temporary tensors" in p.name]
         assert of_experts[0] == of_experts[1]
 
     @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
         unmodelled.append(
             "activation_checkpointing does not say what is recomputed: set --recompute"
         )
-    return Source(None, settings, tuple(keys.zero(said)), tuple(unmodelled), accumulation)
+    return Source(None, settings, (), tuple(unmodelled), accumulation)
 
 
 def lines(said: Mapping[str, Any]) -> list[str]:

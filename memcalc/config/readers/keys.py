@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memcalc.config.assumption import Assumption
 from memcalc.config.optimizers import NAMES
 from memcalc.config.readers.shell.marks import shown
 from memcalc.errors import ConfigError, InputError, nearest
@@ -119,13 +118,6 @@ def precision(content: Mapping[str, Any]) -> str | None:
     if len(chosen) > 1:
         raise ConfigError("bf16 and fp16 are both enabled: enable one")
     return next(iter(chosen), None)
-
-
-def zero(content: Mapping[str, Any]) -> list[Assumption]:
-    """What is assumed of DeepSpeed's ``zero_optimization``, which shards no activations."""
-    stage = section(content, "zero_optimization").get("stage")
-    why = f"ZeRO stage {str(stage)[:10]} does not shard activations"
-    return [Assumption("zero", None, why)] if stage else []
 
 
 def sharding(content: Mapping[str, Any]) -> dict[str, Any]:

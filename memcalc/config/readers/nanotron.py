@@ -53,7 +53,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     model = keys.section(content, "model")
     spread = keys.section(content, "parallelism")
     unmodelled: list[str] = []
-    assumed = _zero(content)
+    assumed: list[Assumption] = []
     settings, accumulation = _tokens(keys.section(content, "tokens"))
     settings = {**_parallel(spread, unmodelled), **settings, **_states(content, unmodelled)}
     if "dtype" in model:
@@ -68,11 +68,6 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     unmodelled += keys.lines(config, {}, MODEL)
     found = _model(config, name, _vocabulary(model, config, settings, assumed), unmodelled)
     return Source(found, settings, tuple(assumed), tuple(unmodelled), accumulation)
-
-
-def _zero(content: Mapping[str, Any]) -> list[Assumption]:
-    stage = keys.section(content, "optimizer").get("zero_stage")
-    return keys.zero({"zero_optimization": {"stage": stage}})
 
 
 def _states(content: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     (1024, 2)
     """
     said = _underscored(content)
-    assumed = keys.zero(said)
+    assumed: list[Assumption] = []
     settings, accumulation = _run(said)
     unmodelled = _lines(said)
     settings |= keys.sharding(said)
