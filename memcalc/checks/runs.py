@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memcalc.config import Config
-from memcalc.config.environment import Environment, expandable
+from memcalc.config.allocator import expandable
+from memcalc.config.environment import Environment
 from memcalc.config.gpus import is_gpu
 from memcalc.config.merge import configure
 from memcalc.config.readers import parse, place, read_bytes
@@ -217,7 +218,7 @@ def _of_megatron(name: str, row: _Row) -> MeasuredRun:
         "pytorch": PYTORCH.get(image or ""),
         "cublas_workspace": variables.get("CUBLAS_WORKSPACE_CONFIG"),
         "deterministic": variables.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0",
-        "expandable_segments": expandable(variables) is True,
+        "expandable_segments": _expandable(variables, row.where),
     }
     measured = row.inside("measured")
     peak, unknown = measured.size("peak_bytes"), measured.content.get("steady_bytes") is None
@@ -225,6 +226,14 @@ def _of_megatron(name: str, row: _Row) -> MeasuredRun:
     run = _run_of(name, row.maybe("gpu"), values, row.count("gpus"), program, environment)
     last = run.config.parallel.pp - 1 if run.config else 0
     return run._replace(measured=(Measured(last, peak, steady),), notes=notes)
+
+
+def _expandable(variables: Mapping[str, str], where: str) -> bool:
+    """Whether environment variables ask for expandable segments."""
+    try:
+        return expandable(variables) is True
+    except ConfigError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _attention(variables: Mapping[str, str]) -> str | None:

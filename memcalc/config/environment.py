@@ -87,22 +87,6 @@ def environment(value: Any) -> Environment:
     return Environment(**value)
 
 
-def expandable(environment: Mapping[str, str]) -> bool | None:
-    """Whether environment variables ask for expandable segments; None where they do not say.
-
-    >>> expandable({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
-    True
-    >>> expandable({}) is None
-    True
-    """
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        for option in environment.get(name, "").split(","):
-            key, _, value = option.partition(":")
-            if key.strip() == "expandable_segments":
-                return value.strip().lower() == "true"
-    return None
-
-
 def _version(value: Any) -> tuple[int, int]:
     """A version of two numbers, from a text or two whole numbers."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", value):

@@ -5,7 +5,7 @@ from collections import Counter
 
 import torch
 
-from memcalc.analysis.segments import rounded
+from memcalc.analysis.allocator import rounded
 from memcalc.config import Config
 from memcalc.units import format_bytes, format_flops
 from memcalc.validation.gradients import TOLERANCE

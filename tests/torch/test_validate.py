@@ -24,11 +24,11 @@ import memcalc as library
 from memcalc import symbols
 from memcalc.analysis import flops
 from memcalc.analysis.activations import kept
-from memcalc.analysis.segments import rounded
+from memcalc.analysis.allocator import rounded
 from memcalc.blocks.layer import layer_graph
 from memcalc.cli import validate as cli_module
 from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
-from memcalc.config.environment import expandable
+from memcalc.config.allocator import expandable
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
 from memcalc.units import format_bytes

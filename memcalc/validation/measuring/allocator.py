@@ -1,11 +1,12 @@
 """What PyTorch's caching allocator counts as allocated for storages of given sizes.
 
-The rules are those of ``memcalc.analysis.segments``; expandable segments are always split.
+The rules are those of ``memcalc.analysis.allocator``; expandable segments are always split.
 """
 
 from collections.abc import Iterable, Mapping
 
-from memcalc.analysis.segments import SMALL, rounded
+from memcalc.analysis.allocator import SMALL, rounded
+from memcalc.config.allocator import AllocatorConf, said
 
 
 def allocated(sizes: Iterable[int], expandable: bool) -> tuple[int, int]:
@@ -28,12 +29,11 @@ def unknown(environment: Mapping[str, str]) -> list[str]:
     """Settings under which the allocator follows other rules than these.
 
     >>> unknown({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
-    ['backend:cudaMallocAsync']
+    ['backend']
     """
-    options = [
-        option.strip()
-        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        for option in environment.get(name, "").split(",")
+    found = AllocatorConf.parse(said(environment))
+    return [
+        name
+        for name in ("backend", "roundup_power2_divisions")
+        if getattr(found, name) != getattr(AllocatorConf(), name)
     ]
-    others = ("roundup_power2_divisions", "backend:cudaMallocAsync")
-    return [option for option in options if option.startswith(others)]

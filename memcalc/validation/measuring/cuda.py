@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from memcalc.config.environment import expandable
+from memcalc.config.allocator import expandable
 
 
 def available() -> bool:
