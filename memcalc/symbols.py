@@ -6,7 +6,6 @@ the interleaved schedule (section 4.2.3); and the letters of latent attention an
 """
 
 from collections.abc import Collection
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from memcalc.config import Config
@@ -32,14 +31,14 @@ LETTERS = (
     Letter("f", "MLP width", "elements", "model.ffn_size"),
     Letter("L", "layers", "layers", "model.layers"),
     Letter("v", "vocabulary size", "tokens", "model.vocab_size"),
-    Letter("q", "width of the compressed query", "elements", "model.q_lora_rank"),
-    Letter("l", "width of the compressed key and value", "elements", "model.kv_lora_rank"),
-    Letter("o", "rotary part of a head", "elements", "model.rope_head_size"),
-    Letter("u", "value head size", "elements", "model.v_head_size"),
-    Letter("n", "experts", "experts", "model.experts"),
-    Letter("r", "experts per token", "experts", "model.experts_per_token"),
-    Letter("g", "width of an expert", "elements", "model.expert_ffn_size"),
-    Letter("y", "width of the shared experts", "elements", "model.shared_ffn_size"),
+    Letter("q", "width of the compressed query", "elements", "model.latent.q_lora_rank"),
+    Letter("l", "width of the compressed key and value", "elements", "model.latent.kv_lora_rank"),
+    Letter("o", "rotary part of a head", "elements", "model.latent.rope_head_size"),
+    Letter("u", "value head size", "elements", "model.latent.v_head_size"),
+    Letter("n", "experts", "experts", "model.experts.number"),
+    Letter("r", "experts per token", "experts", "model.experts.top_k"),
+    Letter("g", "width of an expert", "elements", "model.experts.ffn_size"),
+    Letter("y", "width of the shared experts", "elements", "model.experts.shared_ffn_size"),
     Letter("t", "tensor-parallel size", "ranks", "parallel.tp"),
     Letter("p", "pipeline-parallel size", "ranks", "parallel.pp"),
     Letter("m", "model chunks per pipeline rank", "chunks", "parallel.vpp"),
@@ -48,8 +47,6 @@ LETTERS = (
     Letter("x", "tensor-parallel size of the experts", "ranks", "parallel.expert_tp"),
 )
 OF_EXPERTS = ("e", "x")  # letters that a model without experts does not have
-
-_FIELDS = tuple((letter.letter, attrgetter(letter.field)) for letter in LETTERS)
 
 
 def in_words(letter: str) -> str:
@@ -79,9 +76,17 @@ def values(config: Config) -> dict[str, int]:
     6144
     """
     experts = config.model.experts is not None
-    found = {letter: field(config) for letter, field in _FIELDS}
+    found = {each.letter: _value(config, each.field) for each in LETTERS}
     without = () if experts else OF_EXPERTS
     return {x: value for x, value in found.items() if value is not None and x not in without}
+
+
+def _value(config: Config, field: str) -> Any:
+    """A field of a config, or None where a record on the way to it is None."""
+    found: Any = config
+    for name in field.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def symbol(letter: str) -> Any:

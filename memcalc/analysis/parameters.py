@@ -99,16 +99,15 @@ def active_parameters(config: Config) -> int:
     >>> active_parameters(load("llama-3-8b")) == parameters(load("llama-3-8b"))
     True
     """
-    model = config.model
-    if model.experts is None:
+    experts = config.model.experts
+    if experts is None:
         return int(parameters(config))
-    assert model.experts_per_token is not None
     there = {kind: number for kind, number in kinds(config).items() if kind in MOE_KINDS}
     graph = layer_graph(config, kind=next(iter(there)))
     of_experts = sum(
         elements(weight.axes) for op in graph.ops for weight in op.weights if op.kind.of_experts
     )
-    idle = Fraction(model.experts - model.experts_per_token, model.experts) * of_experts
+    idle = Fraction(experts.number - experts.top_k, experts.number) * of_experts
     return int(parameters(config) - sum(there.values()) * idle)
 
 

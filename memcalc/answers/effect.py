@@ -62,7 +62,7 @@ def nothing_recomputed(model: Model, run: Run) -> list[str]:
     ['--recompute moe recomputes nothing: toy has no such region']
     """
     regions = run.policy.regions
-    alone = model.latent or model.experts is not None or model.block != "pre_norm"
+    alone = model.latent or model.experts or model.block != "pre_norm"
     typed = {region: word for word in run.recompute for region in policy([word]).regions}
     lines = [
         f"--recompute {typed[name]} recomputes nothing: {model.name} has no such region"
@@ -87,11 +87,11 @@ def nothing_frozen(model: Model, run: Run) -> dict[str, str]:
 def _absent(model: Model, regions: Iterable[str]) -> list[str]:
     """Those of some regions that no layer of the model has."""
     there = {
-        "mla_up": model.latent,
+        "mla_up": model.latent is not None,
         "cross_attention": model.encoder_layers is not None,
         "mlp": model.experts is None or 0 in (model.moe_layers or ()),
         "moe": model.experts is not None,
         "expert_act": model.experts is not None,
-        "shared_experts": model.shared_ffn_size is not None,
+        "shared_experts": model.experts is not None and model.experts.shared_ffn_size is not None,
     }
     return sorted(name for name in regions if not there.get(name, True))

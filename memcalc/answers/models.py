@@ -1,6 +1,5 @@
 """``models``: the catalog."""
 
-from dataclasses import fields
 from typing import Any
 
 from memcalc.analysis.parameters import active_parameters, parameters
@@ -118,12 +117,12 @@ def models() -> Report:
     >>> [name for name in models().column("name") if name.startswith("llama-2")]
     ['llama-2-13b', 'llama-2-70b', 'llama-2-7b']
     """
-    found = [source.model for source in catalog.entries()]
+    found = [source.model.facts() for source in catalog.entries() if source.model]
     return Report(
         "models",
         "Models of the catalog",
         COLUMNS,
-        tuple(tuple(getattr(each, column.name) for column in COLUMNS) for each in found),
+        tuple(tuple(each[column.name] for column in COLUMNS) for each in found),
         notes=(f"other names: {', '.join(f'{k} ({v})' for k, v in catalog.ALIASES.items())}",),
         answer=f"{len(found)} models; `memcalc models NAME` shows all facts about one",
     )
@@ -141,7 +140,8 @@ def model(name: str) -> Report:
     """
     config = load(name)
     found = config.model
-    facts = {each.name: getattr(found, each.name) for each in fields(Model) if each.compare}
+    facts = found.facts()
+    del facts["family"]
     facts = {key: value for key, value in facts.items() if _applies(found, key, value)}
     layers = ", ".join(f"{count} {kind}" for kind, count in kinds(config).items())
     facts = {"name": facts.pop("name"), "kinds of layers": layers, **facts}
@@ -185,7 +185,7 @@ def _applies(model: Model, name: str, value: Any) -> bool:
         and (model.experts is not None or not of_router)
         and (name, value) != ("norm_scale", "cast")  # the usual way
         and (model.norm == "layernorm" or name != "norm_bias")
-        and (model.image_size is not None or name != "image_channels")
+        and (model.vision is not None or name != "image_channels")
     )
 
 

@@ -50,8 +50,8 @@ def _of_spread(config: Config) -> list[str]:
 
 
 def _of_experts(config: Config, accounting: str | None) -> list[str]:
-    model, run = config.model, config.run
-    if model.experts is None:
+    model, run, experts = config.model, config.run, config.model.experts
+    if experts is None:
         return []
     lines = [f"experts: balanced routing (--imbalance {run.imbalance:g})"]
     if run.imbalance != 1:
@@ -59,8 +59,8 @@ def _of_experts(config: Config, accounting: str | None) -> list[str]:
         lines = [f"experts: the busiest expert rank receives {load} of the routed tokens"]
     if run.imbalance % 1:
         lines[0] += " (rounded up to whole tokens, except in formulas)"
-    if model.capacity_factor is not None:
-        lines[0] += f", at most {model.capacity_factor:g} times that share (the capacity factor)"
+    if experts.capacity_factor is not None:
+        lines[0] += f", at most {experts.capacity_factor:g} times that share (the capacity factor)"
     if model.moe_layers is not None:
         dense = model.moe_layers.count(0)
         lines[0] += f"; {dense} of {model.layers} layers are dense"

@@ -32,7 +32,7 @@ def pre_norm(g: Graph, x: Tensor, m: Spec, second: Sublayer) -> Tensor:
 
     If norms are fused into linears, those before latent attention and experts are not.
     """
-    y = attention(g, layer_norm(g, "input_norm", x, m, m.alone(m.model.latent)), m)
+    y = attention(g, layer_norm(g, "input_norm", x, m, m.alone(m.model.latent is not None)), m)
     x = ops.add(g, "attention_residual", x, y)
     alone = m.alone(second is moe)
     with nullcontext() if alone else g.region("mlp"):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from memcalc.blocks.mlp import activated, through
 from memcalc.blocks.spec import ExpertAxes, Spec
+from memcalc.config import Experts
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis
@@ -15,35 +16,39 @@ def moe(g: Graph, x: Tensor, m: Spec) -> Tensor:
     Tokens stay sharded as between the tensor-parallel regions (Megatron-core,
     transformer/moe/moe_layer.py).
     """
-    assert m.experts is not None
-    width = m.experts.shared
+    axes, facts = m.experts, m.model.experts
+    assert axes is not None
+    assert facts is not None
+    width, gate = axes.shared, facts.shared_gate
     with g.region("moe"):
-        first = shared(g, x, m, width) if width and m.kernels.shared_first else None
-        y, underway = routed(g, x, m, m.experts)
+        first = shared(g, x, m, width, gate) if width and m.kernels.shared_first else None
+        y, underway = routed(g, x, m, axes, facts)
         if width:
-            y = ops.add(g, "shared_sum", y, first or shared(g, x, m, width))
+            y = ops.add(g, "shared_sum", y, first or shared(g, x, m, width, gate))
         if m.kernels.holds_routed and not m.kernels.gathers_tokens:
             g.hold(underway)
         return ops.dropout(g, "mlp_dropout", y, m.model.hidden_dropout)
 
 
-def routed(g: Graph, x: Tensor, m: Spec, axes: ExpertAxes) -> tuple[Tensor, Sequence[Tensor]]:
+def routed(
+    g: Graph, x: Tensor, m: Spec, axes: ExpertAxes, facts: Experts
+) -> tuple[Tensor, Sequence[Tensor]]:
     """x (s, b, h) -> (s, b, h): router, dispatch, experts, combine.
 
     Also returns the tokens as they are sent, and as they are received.
     """
     experts, chosen, width = axes.number, axes.per_token, axes.width
     model = m.model
-    fp32 = model.router_dtype == "fp32" and not m.kernels.copies_router
+    fp32 = facts.router_dtype == "fp32" and not m.kernels.copies_router
     weights = ops.router(
         g,
         "router",
         x,
         experts,
         chosen,
-        "scores" if fp32 else model.router_dtype,
-        model.router_bias,
-        model.router_norm,
+        "scores" if fp32 else facts.router_dtype,
+        facts.router_bias,
+        facts.router_norm,
     )
     kernels, bias = m.kernels, model.mlp_bias
     batched = kernels.expert_products == "batched"
@@ -65,11 +70,11 @@ def routed(g: Graph, x: Tensor, m: Spec, axes: ExpertAxes) -> tuple[Tensor, Sequ
     return y, underway
 
 
-def shared(g: Graph, x: Tensor, m: Spec, width: Axis) -> Tensor:
+def shared(g: Graph, x: Tensor, m: Spec, width: Axis, gated: bool) -> Tensor:
     """x (s, b, h) -> (s, b, h): an MLP as wide as all shared experts, gated by the token or not."""
     with g.region("shared_experts"):
         y = through(g, "shared", x, width, m)
-        if m.model.shared_gate:
+        if gated:
             one = {"shared_gate_output": (Axis.whole("1", 1),)}
             (gate,) = ops.linear(g, "shared_gate", x, one, ops.REPLICATED)
             y = ops.multiply(g, "shared_scale", y, gate)

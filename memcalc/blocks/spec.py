@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from memcalc.config import Config, Implementation, Model, Parallel
+from memcalc.config import Config, Experts, Implementation, Model, Parallel
 from memcalc.errors import ConfigError
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import CONTEXT, SEQUENCE, Axis, Mesh, Size, Split, divide
@@ -58,14 +58,16 @@ class ExpertAxes:
     routed: Axis
 
     @classmethod
-    def of(cls, config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> "ExpertAxes":
+    def of(
+        cls, experts: Experts, config: Config, mesh: Mesh, sizes: Mapping[str, Size]
+    ) -> "ExpertAxes":
         """The axes of sizes by letter."""
         return cls(
             number=Axis.whole("n", sizes["n"]),
             per_token=Axis.whole("r", sizes["r"]),
             width=Axis.whole("g", sizes["g"]),
             shared=_optional("y", sizes),
-            routed=_routed(config, mesh, sizes),
+            routed=_routed(experts, config, mesh, sizes),
         )
 
 
@@ -119,7 +121,7 @@ class Spec:
     def of(cls, config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> "Spec":
         """The spec of a config, over sizes given by letter: ints, Fractions or symbols."""
         model, run = config.model, config.run
-        patch = model.patch_size
+        experts, vision = model.experts, model.vision
         a = Axis.whole("a", sizes["a"])
         return cls(
             model=model,
@@ -135,9 +137,9 @@ class Spec:
             d=Axis.whole("d", sizes["d"]),
             f=Axis.whole("f", sizes["f"]),
             v=_optional("v", sizes),
-            pixels=Axis.whole("pixels", model.image_channels * patch**2) if patch else None,
+            pixels=Axis.whole("pixels", vision.pixels) if vision else None,
             latent=LatentAxes.of(sizes) if model.latent else None,
-            experts=ExpertAxes.of(config, mesh, sizes) if model.experts else None,
+            experts=ExpertAxes.of(experts, config, mesh, sizes) if experts else None,
             single=run.micro_batch_size == 1,
             padded=run.seq_length % BIAS_TILE != 0,
         )
@@ -178,17 +180,16 @@ def _optional(letter: str, sizes: Mapping[str, Size]) -> Axis | None:
     return Axis.whole(letter, sizes[letter]) if letter in sizes else None
 
 
-def _routed(config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> Axis:
+def _routed(experts: Experts, config: Config, mesh: Mesh, sizes: Mapping[str, Size]) -> Axis:
     """Copies of tokens: r of each, of which a rank's experts receive x in ct, were all alike.
 
     Experts are spread over ranks, but so are the tokens that come to them: their number does not
     depend on e. The busiest rank receives ``imbalance`` times as many, but not more than the tokens
     of all e ranks, nor than its experts take.
     """
-    run, model = config.run, config.model
-    load = min(Fraction(str(run.imbalance)), Fraction(config.parallel.ep))
-    if model.capacity_factor is not None:
-        load = min(load, Fraction(str(model.capacity_factor)))
+    load = min(Fraction(str(config.run.imbalance)), Fraction(config.parallel.ep))
+    if experts.capacity_factor is not None:
+        load = min(load, Fraction(str(experts.capacity_factor)))
     size = sizes["r"] * sizes["s"] * sizes["b"]
     over, times = (mesh.t, mesh.x) if mesh.sequence_parallel else (1, 1)
     if type(size) is int and type(over) is int:

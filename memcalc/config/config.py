@@ -103,13 +103,13 @@ class Config:
             if parallel.ep > 1 or parallel.etp is not None:
                 raise ConfigError(f"--ep and --etp need experts; {model.name} has none")
             return
-        assert model.expert_ffn_size is not None
-        fields.divides(("--ep", parallel.ep), ("experts", model.experts))
+        fields.divides(("--ep", parallel.ep), ("experts", model.experts.number))
         of_experts = ("--tp" if parallel.etp is None else "--etp", parallel.expert_tp)
-        fields.divides(of_experts, ("expert_ffn_size", model.expert_ffn_size))
+        fields.divides(of_experts, ("expert_ffn_size", model.experts.ffn_size))
         _ = parallel.expert_replicas  # raises if the ranks of a stage are not a multiple
-        if model.shared_ffn_size is not None:
-            fields.divides(("--tp", parallel.tp), ("shared_ffn_size", model.shared_ffn_size))
+        if model.experts.shared_ffn_size is not None:
+            shared = ("shared_ffn_size", model.experts.shared_ffn_size)
+            fields.divides(("--tp", parallel.tp), shared)
 
     @property
     def masked_layers(self) -> str:

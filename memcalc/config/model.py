@@ -1,10 +1,12 @@
 """What a model is: its sizes and the kinds of its parts."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from memcalc.config import fields, pipeline
-from memcalc.errors import ConfigError
+from memcalc.errors import ConfigError, nearest
 
 NORMS = ("layernorm", "rmsnorm")
 GATED = ("swiglu", "geglu", "geglu_new", "clamped_swiglu")
@@ -34,6 +36,138 @@ BLOCKS = {
 }
 
 _DERIVED: Any = None  # a default that follows from other fields
+_LARGEST = 2**31
+
+
+def _named(name: str, default: Any = MISSING) -> Any:
+    """A field of a record that has another name in files and in ``Model.of``."""
+    return field(default=default, metadata={"name": name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (MLA): ranks, and the sizes of a head's parts.
+
+    Attributes:
+        q_lora_rank: The width that the query is compressed to, or None where it is not.
+        kv_lora_rank: The width that key and value are compressed to.
+        rope_head_size: The part of the model's ``head_size`` that is rotated, whose key all heads
+            share.
+        v_head_size: The size of a value head.
+
+    Raises:
+        ConfigError: A value is missing or out of its bounds.
+
+    >>> Latent(kv_lora_rank=512, rope_head_size=64, v_head_size=128).q_lora_rank is None
+    True
+    """
+
+    q_lora_rank: int | None = None
+    kv_lora_rank: int
+    rope_head_size: int
+    v_head_size: int
+
+    def __post_init__(self) -> None:
+        fields.settle(self)
+        for each in dataclass_fields(self):
+            if each.name != "q_lora_rank" or self.q_lora_rank is not None:
+                fields.whole(each.name, getattr(self, each.name), _LARGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts (MoE): what an MoE layer has in place of the MLP.
+
+    Attributes:
+        number: Experts of a layer; ``experts`` in files.
+        top_k: How many of them each token goes to; ``experts_per_token`` in files.
+        ffn_size: The width of one expert, the model's ``ffn_size`` unless given;
+            ``expert_ffn_size`` in files.
+        shared_ffn_size: The width of the experts that every token goes to, together, or None.
+        shared_gate: Whether a learned gate scales what the shared experts give.
+        router: ``softmax`` or ``sigmoid``, which scores the experts.
+        router_bias: Whether the router's projection has a bias.
+        router_dtype: What of the router is in fp32: a word of ``ROUTER_DTYPES``.
+        router_norm: Whether the scores of a token's experts are divided by their sum.
+        capacity_factor: Each expert takes this multiple of a balanced share of tokens and drops
+            the rest; None is dropless.
+
+    Raises:
+        ConfigError: A value is out of its bounds.
+
+    >>> Experts(number=8, top_k=2).router
+    'softmax'
+    """
+
+    number: int = _named("experts")
+    top_k: int = _named("experts_per_token", _DERIVED)
+    ffn_size: int = _named("expert_ffn_size", _DERIVED)
+    shared_ffn_size: int | None = None
+    shared_gate: bool = False
+    router: str = "softmax"
+    router_bias: bool = False
+    router_dtype: str = "scores"
+    router_norm: bool = False
+    capacity_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        fields.settle(self)
+        _derive(self, "top_k", 1)
+        fields.whole("experts", self.number, _LARGEST)
+        fields.whole("experts_per_token", self.top_k, _LARGEST)
+        for name, size in (
+            ("expert_ffn_size", self.ffn_size),
+            ("shared_ffn_size", self.shared_ffn_size),
+        ):
+            if size is not None:
+                fields.whole(name, size, _LARGEST)
+        if self.top_k > self.number:
+            raise ConfigError(
+                f"experts_per_token {self.top_k} must be at most experts {self.number}"
+            )
+        fields.word("router", self.router, ROUTERS)
+        fields.word("router_dtype", self.router_dtype, ROUTER_DTYPES)
+        for name in ("shared_gate", "router_bias", "router_norm"):
+            fields.flag(name, getattr(self, name))
+        if self.capacity_factor is not None:
+            fields.positive("capacity_factor", self.capacity_factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """The images that a vision encoder reads.
+
+    Attributes:
+        image_size: Pixels of a side of the images.
+        patch_size: Pixels of a side of the patches that become tokens.
+        channels: Channels per pixel; ``image_channels`` in files.
+
+    Raises:
+        ConfigError: A value is out of its bounds.
+
+    >>> Vision(image_size=224, patch_size=16).tokens
+    197
+    """
+
+    image_size: int
+    patch_size: int
+    channels: int = _named("image_channels", 3)
+
+    def __post_init__(self) -> None:
+        fields.settle(self)
+        fields.whole("image_channels", self.channels, 1000)
+        fields.whole("image_size", self.image_size, 2**15)
+        fields.whole("patch_size", self.patch_size, self.image_size)
+
+    @property
+    def tokens(self) -> int:
+        """One token per patch of an image, and one for its class."""
+        return (self.image_size // self.patch_size) ** 2 + 1
+
+    @property
+    def pixels(self) -> int:
+        """The pixels of a patch, over all channels."""
+        return self.channels * self.patch_size**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,25 +201,11 @@ class Model:
         sliding_window: How many tokens a windowed layer's token attends to, or None.
         window_layers: A 1 for each windowed layer and a 0 for each that sees the whole sequence;
             None: all, or without a ``sliding_window`` none.
-        q_lora_rank: Multi-head latent attention (MLA): the width that the query is compressed to,
-            or None where it is not.
-        kv_lora_rank: MLA: the width that key and value are compressed to; None is no MLA. With
-            MLA, ``head_size`` is that of query and key, with ``rope_head_size`` in it.
-        rope_head_size: MLA: the part of ``head_size`` that is rotated, whose key all heads share.
-        v_head_size: MLA: the size of a value head.
-        experts: Experts of a mixture-of-experts (MoE) layer, or None.
-        experts_per_token: MoE: how many of them each token goes to.
-        expert_ffn_size: MoE: the width of one expert.
-        shared_ffn_size: MoE: the width of the experts that every token goes to, together.
-        shared_gate: MoE: whether a learned gate scales what the shared experts give.
-        moe_layers: MoE: a 1 for each layer of experts and a 0 for each dense one, of width
+        moe_layers: A 1 for each layer of experts and a 0 for each dense one, of width
             ``ffn_size``; None: all, or without ``experts`` none.
-        router: MoE: ``softmax`` or ``sigmoid``, which scores the experts.
-        router_bias: MoE: whether the router's projection has a bias.
-        router_dtype: MoE: what of the router is in fp32: a word of ``ROUTER_DTYPES``.
-        router_norm: MoE: whether the scores of a token's experts are divided by their sum.
-        capacity_factor: MoE: each expert takes this multiple of a balanced share of tokens and
-            drops the rest; None is dropless.
+        latent: Multi-head latent attention, or None where the model has none. With it,
+            ``head_size`` is that of query and key, with the rotated part in it.
+        experts: The mixture of experts, or None where the model has none.
         mtp_layers: Layers that predict further tokens (multi-token prediction), beside ``layers``.
         packed_qkv: Whether query, key and value are one product's output in the model's own code
             (GPT-NeoX, Phi-3), of which an implementation may keep views.
@@ -101,10 +221,7 @@ class Model:
         embedding_norm: Whether a norm follows the embedding (BLOOM, BERT).
         final_norm: Whether a norm precedes the head.
         drops_activation: Whether hidden dropout is also applied to the MLP's activation (T5).
-        image_size: Pixels of a side of the images that a vision encoder reads, or None.
-        patch_size: Pixels of a side of the patches that become its tokens, with one of the class
-            before them: ``max_seq_length`` follows.
-        image_channels: Channels per pixel.
+        vision: The images that a vision encoder reads, or None. ``max_seq_length`` follows.
         classes: Classes that a vision encoder's head predicts from the first token, or None.
         token_types: Rows of a table of token types that the embedding adds (BERT), or None.
         head_transform: Whether a linear, an activation and a norm precede the logits (BERT).
@@ -131,6 +248,12 @@ class Model:
     >>> gpt3 = Model(name="gpt-3", layers=96, hidden_size=12288, heads=96, vocab_size=51200)
     >>> gpt3.kv_heads, gpt3.head_size, gpt3.ffn_size
     (96, 128, 49152)
+    >>> sizes = {"name": "toy", "layers": 2, "hidden_size": 64, "heads": 4, "ffn_size": 128}
+    >>> toy = Model(**sizes, experts=Experts(number=8, top_k=2))
+    >>> toy.experts.ffn_size
+    128
+    >>> toy == Model.of(**sizes, experts=8, experts_per_token=2)
+    True
     """
 
     name: str
@@ -154,21 +277,9 @@ class Model:
     final_softcap: float | None = None
     sliding_window: int | None = None
     window_layers: tuple[int, ...] | None = None
-    q_lora_rank: int | None = None
-    kv_lora_rank: int | None = None
-    rope_head_size: int | None = None
-    v_head_size: int | None = None
-    experts: int | None = None
-    experts_per_token: int | None = None
-    expert_ffn_size: int | None = None
-    shared_ffn_size: int | None = None
-    shared_gate: bool = False
     moe_layers: tuple[int, ...] | None = None
-    router: str = "softmax"
-    router_bias: bool = False
-    router_dtype: str = "scores"
-    router_norm: bool = False
-    capacity_factor: float | None = None
+    latent: Latent | None = None
+    experts: Experts | None = None
     mtp_layers: int = 0
     packed_qkv: bool = False
     repeated_kv: bool = False
@@ -179,9 +290,7 @@ class Model:
     embedding_norm: bool = False
     final_norm: bool = True
     drops_activation: bool = False
-    image_size: int | None = None
-    patch_size: int | None = None
-    image_channels: int = 3
+    vision: Vision | None = None
     classes: int | None = None
     token_types: int | None = None
     head_transform: bool = False
@@ -199,6 +308,45 @@ class Model:
     source: str = ""
     family: str | None = field(default=None, compare=False, repr=False)
 
+    @classmethod
+    def of(cls, **facts: Any) -> "Model":
+        """A model from the flat names of files, where each record's fields are the model's own.
+
+        Args:
+            facts: Fields of ``Model``, and of ``Latent``, ``Experts`` and ``Vision`` under their
+                names in files. A record is None if none of its fields is given.
+
+        Raises:
+            ConfigError: A name is unknown, or a fact needs a record that is not given.
+
+        >>> sizes = {"name": "toy", "layers": 2, "hidden_size": 64, "heads": 4}
+        >>> Model.of(**sizes, experts=8, experts_per_token=2).experts.top_k
+        2
+        """
+        for name in facts:
+            if name not in FACTS:
+                raise ConfigError(f"a model has no {name!r}; {nearest(name, FACTS)}")
+        plain = {each.name for each in dataclass_fields(cls)} - {*_RECORDS}
+        own = {name: value for name, value in facts.items() if name in plain}
+        return cls(**own, **{name: _record(name, facts) for name in _RECORDS})
+
+    def facts(self) -> dict[str, Any]:
+        """Every field under its flat name, those of a record that is None with their defaults.
+
+        >>> sizes = {"name": "toy", "layers": 2, "hidden_size": 64, "heads": 4}
+        >>> toy = Model.of(**sizes, experts=8)
+        >>> Model.of(**toy.facts() | {"experts_per_token": 2}).experts.top_k
+        2
+        """
+        found: dict[str, Any] = {}
+        for each in dataclass_fields(self):
+            value = getattr(self, each.name)
+            if each.name not in _RECORDS:
+                found[each.name] = value
+            for name, own in _RECORDS.get(each.name, {}).items():
+                found[name] = _default(own) if value is None else getattr(value, own.name)
+        return found
+
     def __post_init__(self) -> None:
         fields.settle(self)
         fields.text("name", self.name)
@@ -208,11 +356,11 @@ class Model:
         fields.whole("layers", self.layers, pipeline.MOST)
         fields.whole("hidden_size", self.hidden_size, 2**24)
         fields.whole("heads", self.heads, 2**20)
-        self._derive("kv_heads", self.heads)
+        _derive(self, "kv_heads", self.heads)
         if self.head_size is None:
             fields.divides(("heads", self.heads), ("hidden_size", self.hidden_size))
-        self._derive("head_size", self.hidden_size // self.heads)
-        self._derive("ffn_size", 4 * self.hidden_size)
+        _derive(self, "head_size", self.hidden_size // self.heads)
+        _derive(self, "ffn_size", 4 * self.hidden_size)
         fields.whole("kv_heads", self.kv_heads, 2**20)
         fields.whole("head_size", self.head_size, 2**20)
         fields.whole("ffn_size", self.ffn_size, 2**26)
@@ -223,7 +371,7 @@ class Model:
             fields.flag(name, getattr(self, name))
         for name in _SIZES:
             if getattr(self, name) is not None:
-                fields.whole(name, getattr(self, name), 2**31)
+                fields.whole(name, getattr(self, name), _LARGEST)
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 fields.positive(name, getattr(self, name))
@@ -231,56 +379,42 @@ class Model:
             fields.probability(name, getattr(self, name))
         if type(self.mtp_layers) is not int or self.mtp_layers:
             fields.whole("mtp_layers", self.mtp_layers, 1000)
-        rotated = self.rope_head_size or self.head_size
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(
+                    f"{name} must be a record {kind.__name__}, not {fields.shown(value)}"
+                )
+        rotated = self.latent.rope_head_size if self.latent else self.head_size
         if self.position == "rotary" and rotated % 2:
             raise ConfigError(f"rotary positions need an even head_size, not {rotated}")
-        self._latent()
-        self._mixture()
+        self._heads_of_latent()
+        if self.experts and self.experts.ffn_size is None:
+            own = replace(self.experts, ffn_size=self.ffn_size)
+            object.__setattr__(self, "experts", own)
         self._relative()
         self._stacks()
-        self._vision()
-        self._pattern("window_layers", self.sliding_window, "sliding_window")
-        self._pattern("moe_layers", self.experts, "experts")
+        if self.vision:
+            _derive(self, "max_seq_length", self.vision.tokens)
+        self._pattern("window_layers", "sliding_window")
+        self._pattern("moe_layers", "experts")
 
-    def _latent(self) -> None:
-        """What multi-head latent attention needs, and what needs it."""
-        needed = ("rope_head_size", "v_head_size")
-        if self.kv_lora_rank is None:
-            for name in ("q_lora_rank", *needed):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"{name} needs kv_lora_rank (multi-head latent attention)")
+    def _heads_of_latent(self) -> None:
+        """Refuse heads that multi-head latent attention cannot have."""
+        if self.latent is None:
             return
-        for name in needed:
-            if getattr(self, name) is None:
-                raise ConfigError(f"kv_lora_rank (multi-head latent attention) needs {name}")
-        assert self.rope_head_size is not None
-        if self.rope_head_size >= self.head_size:
+        if self.latent.rope_head_size >= self.head_size:
             raise ConfigError(
-                f"rope_head_size {self.rope_head_size} must be less than head_size "
+                f"rope_head_size {self.latent.rope_head_size} must be less than head_size "
                 f"{self.head_size}, which includes it"
             )
         if self.kv_heads != self.heads:
             raise ConfigError("multi-head latent attention needs kv_heads equal to heads")
 
-    def _mixture(self) -> None:
-        """What a mixture of experts needs, and what needs it."""
-        if self.experts is None:
-            for name in ("experts_per_token", "expert_ffn_size", "shared_ffn_size"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"{name} needs experts")
-            return
-        self._derive("experts_per_token", 1)
-        self._derive("expert_ffn_size", self.ffn_size)
-        assert self.experts_per_token is not None
-        if self.experts_per_token > self.experts:
-            raise ConfigError(
-                f"experts_per_token {self.experts_per_token} must be at most experts {self.experts}"
-            )
-
     def _relative(self) -> None:
         """The table that relative positions need, and nothing else does."""
         if self.position == "relative":
-            self._derive("relative_buckets", 32)
+            _derive(self, "relative_buckets", 32)
         elif self.relative_buckets is not None:
             raise ConfigError("relative_buckets needs relative positions")
 
@@ -293,7 +427,7 @@ class Model:
             f"block {self.block}": self.block != "pre_norm",
             "learned positions": self.position == "learned",
             "experts": self.experts is not None,
-            "multi-head latent attention": self.latent,
+            "multi-head latent attention": self.latent is not None,
             "multi-token prediction layers": self.mtp_layers > 0,
         }
         found = [what for what, there in other.items() if there]
@@ -304,33 +438,13 @@ class Model:
                 f"{found[0] if found else 'a bidirectional decoder'}"
             )
 
-    def _vision(self) -> None:
-        """The tokens of an image: its patches, and one for its class."""
-        fields.whole("image_channels", self.image_channels, 1000)
-        if self.image_size is None and self.patch_size is None:
-            return
-        fields.whole("image_size", self.image_size, 2**15)
-        assert self.image_size is not None
-        fields.whole("patch_size", self.patch_size, self.image_size)
-        assert self.patch_size is not None
-        self._derive("max_seq_length", (self.image_size // self.patch_size) ** 2 + 1)
-
-    def _pattern(self, name: str, needs: int | None, what: str) -> None:
+    def _pattern(self, name: str, needs: str) -> None:
         """A 0 or 1 for each layer, where they are given."""
         given = getattr(self, name)
         if given is not None:
             object.__setattr__(self, name, fields.pattern(name, given, self.layers))
-            if needs is None and any(getattr(self, name)):
-                raise ConfigError(f"{name} needs {what}")
-
-    def _derive(self, name: str, value: int) -> None:
-        if getattr(self, name) is None:
-            object.__setattr__(self, name, value)
-
-    @property
-    def latent(self) -> bool:
-        """Whether the attention is multi-head latent attention (MLA)."""
-        return self.kv_lora_rank is not None
+            if getattr(self, needs) is None and any(getattr(self, name)):
+                raise ConfigError(f"{name} needs {needs}")
 
     @property
     def gated(self) -> bool:
@@ -338,24 +452,53 @@ class Model:
         return self.activation in GATED
 
 
+def _derive(record: Any, name: str, value: int) -> None:
+    if getattr(record, name) is None:
+        object.__setattr__(record, name, value)
+
+
+def _default(own: "Field[Any]") -> Any:
+    return None if own.default is MISSING else own.default
+
+
+def _record(name: str, facts: Mapping[str, Any]) -> Any:
+    """A record of a model, from flat facts; None where all of its own are missing or defaults."""
+    names = _RECORDS[name]
+    values = {flat: facts.get(flat, _default(own)) for flat, own in names.items()}
+    given = [x for x, own in names.items() if values[x] not in (None, _default(own))]
+    missing = [x for x, own in names.items() if values[x] is None and own.default is MISSING]
+    if not given:
+        return None
+    if missing:
+        raise ConfigError(f"{given[0]} needs {missing[0]}")
+    return _KINDS[name](**{own.name: values[flat] for flat, own in names.items()})
+
+
+_KINDS = {"latent": Latent, "experts": Experts, "vision": Vision}
+# The fields of each record by their names in files.
+_RECORDS = {
+    name: {own.metadata.get("name", own.name): own for own in dataclass_fields(kind)}
+    for name, kind in _KINDS.items()
+}
+FACTS = tuple(
+    name for each in dataclass_fields(Model) for name in _RECORDS.get(each.name, (each.name,))
+)
+OF_EXPERTS = (*_RECORDS["experts"], "moe_layers")  # facts that a dense model does not have
 _WORDS = {
     "norm": NORMS,
     "block": BLOCKS,
     "activation": ACTIVATIONS,
     "position": POSITIONS,
-    "router": ROUTERS,
-    "router_dtype": ROUTER_DTYPES,
     "norm_scale": NORM_SCALES,
 }
 _FLAGS = (
-    *("qkv_bias", "proj_bias", "mlp_bias", "router_bias", "causal", "softmax_fp32"),
-    *("tied_embeddings", "qk_norm", "attention_sinks", "shared_gate", "router_norm", "norm_bias"),
-    *("embedding_norm", "final_norm", "head_transform", "head_bias", "pooled"),
-    *("packed_qkv", "repeated_kv", "calls_attention", "norm_keeps_input", "drops_activation"),
+    *("qkv_bias", "proj_bias", "mlp_bias", "causal", "softmax_fp32", "tied_embeddings"),
+    *("qk_norm", "attention_sinks", "norm_bias", "embedding_norm", "final_norm"),
+    *("head_transform", "head_bias", "pooled", "packed_qkv", "repeated_kv", "calls_attention"),
+    *("norm_keeps_input", "drops_activation"),
 )
 _SIZES = (
-    *("vocab_size", "max_seq_length", "sliding_window", "q_lora_rank", "kv_lora_rank"),
-    *("rope_head_size", "v_head_size", "experts", "experts_per_token", "expert_ffn_size"),
-    *("shared_ffn_size", "token_types", "relative_buckets", "classes"),
+    *("vocab_size", "max_seq_length", "sliding_window", "token_types", "relative_buckets"),
+    "classes",
 )
-_POSITIVE = ("attention_softcap", "final_softcap", "capacity_factor")
+_POSITIVE = ("attention_softcap", "final_softcap")

@@ -106,7 +106,7 @@ def lasting(rank: Rank) -> Iterator[Buffer]:
     size, source = max(sizes)
     yield Buffer("Megatron's GlobalMemoryBuffer", size, source)
     if model.position == "rotary":
-        width = model.rope_head_size or model.head_size
+        width = model.latent.rope_head_size if model.latent else model.head_size
         size = 4 * run.seq_length * width // parallel.cp  # fp32, for a rank's tokens
         yield Buffer("rotary embedding table", size, MEGATRON_ROTARY)
 

@@ -18,7 +18,7 @@ from memcalc.errors import ConfigError
 
 def config(layers=1000, parallel=None, **model):
     sizes = {"name": "big", "layers": layers, "hidden_size": 512, "heads": 8, "vocab_size": 51200}
-    return Config(Model(**sizes | model), Parallel(**parallel or {}), Run(seq_length=128))
+    return Config(Model.of(**sizes | model), Parallel(**parallel or {}), Run(seq_length=128))
 
 
 LARGEST = [

@@ -1,11 +1,9 @@
 """The catalog: every model is what its public config.json says."""
 
-from dataclasses import fields
-
 import pytest
 from shared import CONFIGS
 
-from memcalc.config import Model, catalog, load
+from memcalc.config import catalog, load
 from memcalc.config.readers import huggingface
 
 # The facts of the public config.json files, under their own names, of all but the paper's models.
@@ -15,9 +13,7 @@ PAPER = ("22b", "175b", "530b", "1t")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_public_config_is_read_as_the_catalogues_model(name):
     read, entry = huggingface.read(CONFIGS[name], name), load(name)
-    for field in fields(Model):
-        if field.name != "source":
-            assert getattr(read.model, field.name) == getattr(entry.model, field.name), field.name
+    assert read.model.facts() | {"source": ""} == entry.model.facts() | {"source": ""}
     assert set(entry.unmodelled) <= set(read.unmodelled)
 
 

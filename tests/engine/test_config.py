@@ -52,6 +52,43 @@ def test_a_model_that_cannot_be_is_refused(change, message):
 
 
 @pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"router": "sigmoid"}, "router needs experts"),
+        ({"capacity_factor": 1.5}, "capacity_factor needs experts"),
+        ({"moe_layers": [0, 1]}, "moe_layers needs experts"),
+        ({"experts": 0}, "experts must be a whole number from 1"),
+        ({"experts": 4, "experts_per_token": 5}, "experts_per_token 5 must be at most experts 4"),
+        ({"experts": 4, "expert_ffn_size": 0}, "expert_ffn_size must be a whole number"),
+        ({"experts": 4, "router": "sigmod"}, "router 'sigmod' is unknown; did you mean 'sigmoid'"),
+        ({"q_lora_rank": 8}, "q_lora_rank needs kv_lora_rank"),
+        ({"kv_lora_rank": 8}, "kv_lora_rank needs rope_head_size"),
+        ({"image_channels": 1}, "image_channels needs image_size"),
+        ({"expert": 4}, "a model has no 'expert'; did you mean 'experts'"),
+    ],
+)
+def test_flat_facts_that_contradict_each_other_are_refused(facts, message):
+    with pytest.raises(ConfigError, match=message):
+        Model.of(**TOY | facts)
+
+
+def test_a_flat_fact_is_refused_where_a_record_is_meant():
+    with pytest.raises(ConfigError, match="experts must be a record Experts, not 8"):
+        Model(**TOY, experts=8)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_the_flat_facts_of_a_model_give_it_back(name):
+    model = load(name).model
+    assert Model.of(**model.facts()) == model
+
+
+def test_facts_of_no_record_may_be_defaults():
+    dense = Model.of(**TOY, moe_layers=[0, 0], router="softmax", image_channels=3, q_lora_rank=None)
+    assert dense.experts is dense.vision is dense.latent is None
+
+
+@pytest.mark.parametrize(
     ("parallel", "run", "message"),
     [
         ({"tp": 3}, {}, "--tp 3 must divide heads 8"),

@@ -30,7 +30,7 @@ def test_a_layers_forward_flops_are_appendix_as(model):
 def test_selective_recomputation_repeats_the_two_products_of_the_core(name):
     config = load(name, recompute="selective", seq_length=1024)
     model, s, b = config.model, 1024, config.run.micro_batch_size
-    sizes = model.head_size + (model.v_head_size or model.head_size)
+    sizes = model.head_size + (model.latent.v_head_size if model.latent else model.head_size)
     assert one(config)["recompute_flops"] == 2 * b * s**2 * model.heads * sizes
 
 

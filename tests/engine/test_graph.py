@@ -341,7 +341,7 @@ class TestGraph:
                 assert all(callable(getattr(ops, op.kind.name)) for op in g.ops)
 
     def test_the_blocks_name_the_regions_that_may_be_recomputed(self):
-        latent = Model(
+        latent = Model.of(
             name="toy",
             layers=1,
             hidden_size=64,

@@ -111,8 +111,8 @@ class TestNumbers:
         assert "sliding_window 4096 (the family's default)" in assumed(missing)
 
     def test_a_null_query_rank_is_none_and_a_missing_one_is_the_familys(self):
-        assert model("deepseek-v2-lite").q_lora_rank is None
-        assert without("deepseek-v2-lite", "q_lora_rank").model.q_lora_rank == 1536
+        assert model("deepseek-v2-lite").latent.q_lora_rank is None
+        assert without("deepseek-v2-lite", "q_lora_rank").model.latent.q_lora_rank == 1536
 
     def test_soft_caps_may_be_null(self):
         assert model("gemma-2-9b", attn_logit_softcapping=None).attention_softcap is None
@@ -130,7 +130,7 @@ class TestSizes:
             read("llama-2-7b", intermediate_size=None, mlp_ratio=8)
 
     def test_without_dense_layers_no_dense_width_is_asked_for(self):
-        assert without("qwen3-235b-a22b", "intermediate_size").model.expert_ffn_size == 1536
+        assert without("qwen3-235b-a22b", "intermediate_size").model.experts.ffn_size == 1536
 
     def test_the_family_says_what_is_gated_and_no_ratio_does(self):
         assert model("llama-2-7b").gated
@@ -146,8 +146,9 @@ class TestSizes:
         assert model("qwen3-235b-a22b").head_size * 64 == 2 * 4096
         assert without("qwen3-8b", "head_dim").model.head_size == 128
         assert model("glm-4.5-air").heads * model("glm-4.5-air").head_size == 3 * 4096
-        latent = model("deepseek-v3", head_dim=64)  # as transformers writes it: the rotated part
-        assert (latent.head_size, latent.rope_head_size, latent.v_head_size) == (192, 64, 128)
+        found = model("deepseek-v3", head_dim=64)  # as transformers writes it: the rotated part
+        assert found.head_size == 192
+        assert (found.latent.rope_head_size, found.latent.v_head_size) == (64, 128)
 
     def test_falcons_flags_say_how_many_key_and_value_heads(self):
         assert model("falcon-7b").kv_heads == 1
@@ -236,7 +237,7 @@ class TestLayers:
 
     def test_no_experts_are_a_dense_model(self):
         dense = model("qwen2-57b-a14b", num_experts=0)
-        assert dense.experts is dense.shared_ffn_size is None
+        assert dense.experts is None
         assert dense.ffn_size == 18944
         assert model("deepseek-v3", n_routed_experts=None).experts is None
 
@@ -253,21 +254,21 @@ class TestLayers:
 class TestExperts:
     def test_the_width_of_an_expert_has_a_key_of_its_own_or_not(self):
         mixtral, qwen = model("mixtral-8x7b"), model("qwen3-235b-a22b")
-        assert (mixtral.ffn_size, mixtral.expert_ffn_size) == (14336, 14336)
-        assert (qwen.ffn_size, qwen.expert_ffn_size) == (12288, 1536)
+        assert (mixtral.ffn_size, mixtral.experts.ffn_size) == (14336, 14336)
+        assert (qwen.ffn_size, qwen.experts.ffn_size) == (12288, 1536)
 
     def test_shared_experts_are_counted_or_have_a_width(self):
-        assert model("deepseek-v2-lite").shared_ffn_size == 2 * 1408
-        assert model("deepseek-v3", n_shared_experts=None).shared_ffn_size is None
-        qwen = model("qwen2-57b-a14b")
+        assert model("deepseek-v2-lite").experts.shared_ffn_size == 2 * 1408
+        assert model("deepseek-v3", n_shared_experts=None).experts.shared_ffn_size is None
+        qwen = model("qwen2-57b-a14b").experts
         assert (qwen.shared_ffn_size, qwen.shared_gate) == (20480, True)
 
     def test_the_router_is_the_familys_or_as_is_said(self):
-        assert model("deepseek-v2-lite").router == "softmax"
-        assert without("deepseek-v3", "scoring_func").model.router == "sigmoid"
-        assert without("glm-4.5", "scoring_func").model.router == "sigmoid"
-        assert model("deepseek-v3", scoring_func="softmax").router == "softmax"
-        assert model("gpt-oss-20b").router_bias
+        assert model("deepseek-v2-lite").experts.router == "softmax"
+        assert without("deepseek-v3", "scoring_func").model.experts.router == "sigmoid"
+        assert without("glm-4.5", "scoring_func").model.experts.router == "sigmoid"
+        assert model("deepseek-v3", scoring_func="softmax").experts.router == "softmax"
+        assert model("gpt-oss-20b").experts.router_bias
 
     def test_layers_for_further_tokens_are_read(self):
         assert model("deepseek-v3").mtp_layers == model("glm-4.5").mtp_layers == 1

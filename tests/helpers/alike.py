@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 
 from shared import CONFIGS
 
-from memcalc.config import Model, load
+from memcalc.config import load
 
 # Keys of a config.json that say nothing about layers.
 BESIDE = ("architectures", "quantization_config", "torch_dtype", "transformers_version")
@@ -42,13 +41,13 @@ def one_of_each(names: Iterable[str], ranks: Sequence[int] = ()) -> list[str]:
 
 def _facts(name: str, ranks: Sequence[int]) -> tuple[object, ...]:
     model = load(name).model
-    values = [getattr(model, x.name) for x in fields(Model) if x.name not in ("name", "source")]
+    values = [value for name, value in model.facts().items() if name not in ("name", "source")]
     return (
         model.kv_heads < model.heads,
         model.kv_heads == 1,
         model.heads * model.head_size == model.hidden_size,
-        model.v_head_size in (None, model.head_size),
-        model.experts_per_token == 1,
+        model.latent is None or model.latent.v_head_size == model.head_size,
+        model.experts is not None and model.experts.top_k == 1,
         *(value if isinstance(value, str) else _is_set(value) for value in values),
         *((model.heads % t == 0, model.kv_heads % t == 0, model.kv_heads < t) for t in ranks),
         *_said(CONFIGS.get(name, {})),

@@ -15,7 +15,7 @@ from memcalc.analysis import flops
 from memcalc.analysis.activations import total
 from memcalc.analysis.layers import layer_entries
 from memcalc.blocks.layer import kind_of, kinds, layer_graph, masked
-from memcalc.config import load
+from memcalc.config import Model, load
 from memcalc.errors import UsageError
 from memcalc.validation.layers.families import FAMILIES
 from memcalc.validation.layers.hugging_face import REMAINING, HuggingFaceLayer, family
@@ -172,7 +172,7 @@ def test_the_family_of_a_model_made_by_hand_is_found_from_its_facts():
 )
 def test_a_layer_of_no_family_is_refused_with_what_the_nearest_has(name, change, words):
     config = load(name, implementation=EAGER)
-    changed = replace(config, model=replace(config.model, **change))
+    changed = replace(config, model=Model.of(**config.model.facts() | change))
     with pytest.raises(UsageError, match=f"no known Hugging Face layer .*{words}.*the nearest"):
         validate(changed, "meta")
 

@@ -175,15 +175,16 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     """Asked for: the sizes; everything else is left to the family's class."""
     theirs = AutoConfig.for_model(family, **SIZES)
     ours = huggingface.read({"model_type": family, **SIZES}, "x").model
+    facts = ours.facts()
     same = {
         "num_key_value_heads": ours.kv_heads,
         "tie_word_embeddings": ours.tied_embeddings,
-        "num_experts": ours.experts or 0,
-        "n_routed_experts": ours.experts,
-        "moe_intermediate_size": ours.expert_ffn_size,
-        "kv_lora_rank": ours.kv_lora_rank,
-        "q_lora_rank": ours.q_lora_rank,
-        "v_head_dim": ours.v_head_size,
+        "num_experts": facts["experts"] or 0,
+        "n_routed_experts": facts["experts"],
+        "moe_intermediate_size": facts["expert_ffn_size"],
+        "kv_lora_rank": facts["kv_lora_rank"],
+        "q_lora_rank": facts["q_lora_rank"],
+        "v_head_dim": facts["v_head_size"],
         "num_mtp_layers": ours.mtp_layers,
         "attn_logit_softcapping": ours.attention_softcap,
         "final_logit_softcapping": ours.final_softcap,

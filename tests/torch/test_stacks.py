@@ -306,7 +306,8 @@ class TestConfigs:
 
     def test_vit_b_32_is_as_large_as_torchvisions(self):
         """88224232: torchvision, ViT_B_32_Weights."""
-        model = replace(load("vit-base").model, patch_size=32, max_seq_length=None)
+        changed = {"patch_size": 32, "max_seq_length": None}
+        model = Model.of(**load("vit-base").model.facts() | changed)
         assert model.max_seq_length == 50
         assert parameters(Config(model, Parallel(), Run(seq_length=50))) == 88224232
 
@@ -323,13 +324,17 @@ class TestConfigs:
     )
     def test_what_is_no_t5_is_refused(self, change, line):
         with pytest.raises(ConfigError, match=line):
-            replace(load("t5-11b").model, **change)
+            Model.of(**load("t5-11b").model.facts() | change)
 
     def test_patches_and_images_need_one_another_and_fit(self):
         sizes = {"name": "x", "layers": 1, "hidden_size": 64, "heads": 4}
-        for change in ({"patch_size": 16}, {"image_size": 8, "patch_size": 16}, {"image_size": 8}):
-            with pytest.raises(ConfigError, match=r"(image|patch)_size must be a whole number"):
-                Model(**sizes, **change)
+        for change, line in (
+            ({"patch_size": 16}, "patch_size needs image_size"),
+            ({"image_size": 8}, "image_size needs patch_size"),
+            ({"image_size": 8, "patch_size": 16}, "patch_size must be a whole number from 1 to 8"),
+        ):
+            with pytest.raises(ConfigError, match=line):
+                Model.of(**sizes, **change)
 
     def test_pipeline_stages_of_an_encoder_decoder_are_refused(self):
         with pytest.raises(ConfigError, match="pipeline stages of encoder-decoders are not mod"):

@@ -27,7 +27,7 @@ from memcalc.analysis.activations import kept
 from memcalc.analysis.allocator import rounded
 from memcalc.blocks.layer import layer_graph
 from memcalc.cli import validate as cli_module
-from memcalc.config import IMPLEMENTATIONS, Config, Model, Parallel, Run, catalog, load
+from memcalc.config import IMPLEMENTATIONS, Config, Experts, Model, Parallel, Run, catalog, load
 from memcalc.config.allocator import expandable
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError
@@ -185,15 +185,15 @@ class TestHuggingFaceTotals:
         assert measured.agrees
         total = sum(e.bytes for e in measured.stored if e.made_by not in ("cos", "sin"))
         assert total == 203337216 + 24
+        mixtral = load("mixtral-8x7b").model
         model = replace(
-            load("mixtral-8x7b").model,
+            mixtral,
             hidden_size=256,
             heads=8,
             kv_heads=2,
             head_size=32,
             ffn_size=512,
-            expert_ffn_size=512,
-            experts=4,
+            experts=replace(mixtral.experts, number=4, ffn_size=512),
         )
         report = validate(Config(model, Parallel(), run_), "meta")
         assert report.failures == ()
@@ -305,10 +305,7 @@ class TestMegatron:
             qkv_bias=False,
             proj_bias=False,
             mlp_bias=False,
-            experts=4,
-            experts_per_token=2,
-            expert_ffn_size=96,
-            shared_ffn_size=shared_ffn_size,
+            experts=Experts(number=4, top_k=2, ffn_size=96, shared_ffn_size=shared_ffn_size),
         )
         run_ = Run(seq_length=64, micro_batch_size=2, implementation="megatron-local")
         config, place = Config(model, Parallel(), run_), Place("cpu", TYPES["bf16"])

@@ -42,7 +42,7 @@ def _deepseek_v3(said: Content) -> Facts:
 
 
 def _nope(model: Model, dense: bool | None) -> int:
-    return model.head_size - (model.rope_head_size or 0)
+    return model.head_size - (model.latent.rope_head_size if model.latent else 0)
 
 
 _LATENT: dict[str, Word] = {

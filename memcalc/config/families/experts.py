@@ -58,8 +58,10 @@ def _first_dense(model: Model, dense: bool | None) -> int:
 
 def _shared_experts(model: Model, dense: bool | None) -> int | None:
     """The number of shared experts, each as wide as a routed expert."""
-    width = model.expert_ffn_size
-    return model.shared_ffn_size // width if model.shared_ffn_size and width else None
+    experts = model.experts
+    if experts is None or experts.shared_ffn_size is None:
+        return None
+    return experts.shared_ffn_size // experts.ffn_size
 
 
 LOCAL: dict[str, Word] = {

@@ -36,8 +36,9 @@ class Family:
         four_h: Whether the MLP is 4 x hidden_size wide where the config gives no width.
         built_as: The family whose layer transformers builds for this one; "" is itself.
         layer: The class of its layer in transformers; "" if memcalc does not build it.
-        words: For each key of its config.json an attribute of Model, or a function of a Model and
-            of whether the first layer is dense (None: the layers are those of the model).
+        words: For each key of its config.json the name of a fact of ``Model.of``, or a function of
+            a Model and of whether the first layer is dense (None: the layers are those of the
+            model).
         names: For each part of the layer, the ledger's operations and the layer's modules in it,
             except the module of the part's own name.
         remaining: By implementation, how its layer differs from the ledger; the layers of all other
@@ -61,7 +62,8 @@ class Family:
             model: The model.
             dense: Whether the first layer is dense; None: the layers are those of the model.
         """
+        facts = model.facts()
         return {
-            key: getattr(model, word) if isinstance(word, str) else word(model, dense)
+            key: facts[word] if isinstance(word, str) else word(model, dense)
             for key, word in self.words.items()
         }

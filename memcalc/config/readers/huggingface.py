@@ -7,7 +7,7 @@ from memcalc.config import fields, pipeline
 from memcalc.config.assumption import Assumption
 from memcalc.config.families import FAMILIES
 from memcalc.config.families.content import ALIASES, Content
-from memcalc.config.model import Model
+from memcalc.config.model import OF_EXPERTS, Model
 from memcalc.config.readers import keys
 from memcalc.config.source import Source
 from memcalc.errors import InputError, nearest
@@ -85,9 +85,9 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     said = Content(text, record.defaults)
     facts = {**_sizes(said), **record.read(said)}
     if not facts.get("experts"):
-        facts = {fact: value for fact, value in facts.items() if fact not in _OF_EXPERTS}
+        facts = {fact: value for fact, value in facts.items() if fact not in OF_EXPERTS}
     _width(said, family, facts)
-    model = Model(
+    model = Model.of(
         name=_name(content, name),
         family=family,
         source=f"Hugging Face config.json, model_type {family}",
@@ -132,10 +132,6 @@ def _sizes(said: Content) -> dict[str, Any]:
 _SIZES = (
     *("layers", "hidden_size", "heads", "kv_heads", "head_size", "ffn_size"),
     *("vocab_size", "max_seq_length"),
-)
-_OF_EXPERTS = (
-    *("experts", "experts_per_token", "expert_ffn_size", "shared_ffn_size", "shared_gate"),
-    *("moe_layers", "router", "router_bias"),
 )
 
 

@@ -144,7 +144,7 @@ def _model(
         "vocab_size": vocabulary,
         **_experts(keys.section(config, "moe_config"), sizes["layers"] or 0, unmodelled),
     }
-    return Model(
+    return Model.of(
         name=name,
         source="nanotron config",
         norm="rmsnorm",

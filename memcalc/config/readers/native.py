@@ -1,21 +1,19 @@
 """memcalc's own JSON: ``{"memcalc": 1, "model": {...}, "parallel": {...}, "run": {...}}``.
 
-The keys of ``model`` are the fields of ``Model``; those of ``parallel`` and ``run`` are the
-settings of ``Parallel`` and ``Run``, with ``attention`` and ``dropout`` as on the command line.
+The keys of ``model`` are those of ``Model.of``; those of ``parallel`` and ``run`` are the settings
+of ``Parallel`` and ``Run``, with ``attention`` and ``dropout`` as on the command line.
 ``unmodelled`` lists what these fields cannot express; each line becomes a warning.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from memcalc.config import fields
-from memcalc.config.model import Model
+from memcalc.config.model import FACTS, Model
 from memcalc.config.source import OTHER_SETTINGS, PARALLEL_SETTINGS, RUN_SETTINGS, Source
 from memcalc.errors import InputError, nearest
 
 VERSION = 1
-_MODEL = tuple(field.name for field in dataclass_fields(Model))
 _REQUIRED = ("layers", "hidden_size", "heads")
 
 
@@ -37,7 +35,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     run = _section(content, "run", (*RUN_SETTINGS, *OTHER_SETTINGS))
     if "model" not in content:
         return Source(None, {**parallel, **run})
-    model = _section(content, "model", _MODEL)
+    model = _section(content, "model", FACTS)
     for key in _REQUIRED:
         if key not in model:
             raise InputError(f"model needs {key!r}")
@@ -46,7 +44,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
         raise InputError("'unmodelled' must be a list of at most 100 lines of text")
     for line in lines:
         fields.text("unmodelled", line)
-    return Source(Model(**{"name": name, **model}), {**parallel, **run}, (), tuple(lines))
+    return Source(Model.of(**{"name": name, **model}), {**parallel, **run}, (), tuple(lines))
 
 
 def _section(content: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:

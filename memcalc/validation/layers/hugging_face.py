@@ -6,7 +6,6 @@ saves other tensors than CUDA's kernel.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from memcalc.blocks.layer import masked, usual_kind
-from memcalc.config import Config, Model, Run
+from memcalc.config import Config, Run
 from memcalc.config import families as records
 from memcalc.config.families.record import Remaining
+from memcalc.config.model import FACTS
 from memcalc.config.readers import huggingface
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.validation.layers.families import FAMILIES, as_config
@@ -79,7 +79,7 @@ def require(config: Config) -> None:
     """
     closest, different = nearest(config)
     if different:
-        ours = ", ".join(f"{name} {getattr(config.model, name)}" for name in different)
+        ours = ", ".join(f"{name} {config.model.facts()[name]}" for name in different)
         theirs = ", ".join(f"{name} {value}" for name, value in different.items())
         raise UsageError(
             f"no known Hugging Face layer matches {config.model.name}, which has {ours}; the "
@@ -103,14 +103,15 @@ def _differences(name: str, config: Config) -> dict[str, Any]:
     model, kind = config.model, usual_kind(config)
     content = {"model_type": name, "num_hidden_layers": 1, **as_config(name, model, kind)}
     try:
-        theirs = huggingface.read(content, model.name).model
+        read = huggingface.read(content, model.name).model
     except MemcalcError:  # its config.json cannot describe this model
-        return dict.fromkeys((each.name for each in fields(Model)), "other sizes")
-    names = [each.name for each in fields(Model) if each.name not in _BESIDE_LAYERS]
+        return dict.fromkeys(FACTS, "other sizes")
+    assert read is not None
+    ours, theirs = model.facts(), read.facts()
     return {
-        name: getattr(theirs, name)
-        for name in names
-        if getattr(theirs, name) != getattr(model, name)
+        name: theirs[name]
+        for name in FACTS
+        if name not in _BESIDE_LAYERS and theirs[name] != ours[name]
     }
 
 

@@ -212,10 +212,10 @@ def _mixture(model: Model) -> dict[str, Any]:
     if not hasattr(moe_utils, "te_general_gemm"):  # part of Transformer Engine
         moe_utils.te_general_gemm = None
     return {
-        "num_moe_experts": model.experts,
-        "moe_router_topk": model.experts_per_token,
-        "moe_ffn_hidden_size": model.expert_ffn_size,
-        "moe_shared_expert_intermediate_size": model.shared_ffn_size,
+        "num_moe_experts": model.experts.number,
+        "moe_router_topk": model.experts.top_k,
+        "moe_ffn_hidden_size": model.experts.ffn_size,
+        "moe_shared_expert_intermediate_size": model.experts.shared_ffn_size,
         "moe_router_load_balancing_type": "none",
         "moe_token_dispatcher_type": "alltoall",
     }
@@ -257,7 +257,7 @@ def _build(config: Config, place: Place) -> nn.Module:
             recompute_granularity="selective" if run.policy.regions else None,
             **_mixture(model),
         )
-        spec = get_gpt_layer_local_spec(num_experts=model.experts)
+        spec = get_gpt_layer_local_spec(num_experts=model.experts.number if model.experts else None)
         norm = _LayerNorm if model.norm == "layernorm" else _RmsNorm
         spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = norm
         with torch.device(place.device):

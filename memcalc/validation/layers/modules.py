@@ -140,7 +140,7 @@ class UnfusedCore(nn.Module):
         wide = implementation.softmax_fp32 and model.softmax_fp32
         dtype = torch.float32 if wide else None
         self.causal = model.causal
-        padded = not model.causal and model.patch_size is None
+        padded = not model.causal and model.vision is None
         self.fills_padding = implementation.fills_padding and padded
         self.repeat_key = Op(_repeat)
         self.repeat_value = Op(_repeat)
@@ -334,7 +334,7 @@ def lacking(config: Config) -> str:
     there = {
         "cross-attention": model.encoder_layers is not None,
         "experts": model.experts is not None,
-        "latent attention": model.latent,
+        "latent attention": model.latent is not None,
         f"{model.block} blocks": model.block != "pre_norm",
         "query and key norms": model.qk_norm,
         "attention sinks": model.attention_sinks,

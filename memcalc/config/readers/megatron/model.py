@@ -49,7 +49,7 @@ def model(said: Arguments, name: str, tp: int, programs: Iterable[str]) -> Model
             "pretrain_t5 trains an encoder and a decoder: only one of them is counted"
         )
     stated = {fact: value for fact, value in facts.items() if value is not None}
-    return Model(name=name, source="Megatron-LM arguments", **stated)
+    return Model.of(name=name, source="Megatron-LM arguments", **stated)
 
 
 def _kinds(said: Arguments) -> dict[str, Any]:
