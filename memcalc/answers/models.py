@@ -140,9 +140,8 @@ def model(name: str) -> Report:
     """
     config = load(name)
     found = config.model
-    facts = found.facts()
-    del facts["family"]
-    facts = {key: value for key, value in facts.items() if _applies(found, key, value)}
+    every = found.facts()
+    facts = {name: every[name] for name in WORDS if _applies(found, name, every[name])}
     layers = ", ".join(f"{count} {kind}" for kind, count in kinds(config).items())
     facts = {"name": facts.pop("name"), "kinds of layers": layers, **facts}
     if found.vocab_size is not None or found.classes is not None:
