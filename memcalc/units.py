@@ -59,7 +59,7 @@ def common_scale(unit: str, values: Sequence[float | None]) -> Scale:
     scales = SCALES[unit]
     most = 1_000 if unit == "seconds" else 10_000
     for name, scale in scales:
-        if largest < most * scale:
+        if largest < most * scale * (100 if name == "GiB" else 1):  # GPUs' memory is in GiB
             return name, scale
     return scales[-1]
 
@@ -111,7 +111,8 @@ def number(value: float, unit: str) -> str:
         return f"{value:.1f}"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    digits = 4 if unit == "text" else 3  # a number beside a printed one needs its decimals
+    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def counted(number: int, what: str) -> str:
@@ -142,12 +143,12 @@ def format_flops(value: float) -> str:
 
 
 def in_scale(value: float, scale: Scale) -> str:
-    """A value in a given scale, for a sentence beside a table of that scale; small ones in theirs.
+    """A value in a given scale, for a sentence beside its table; small and large ones in theirs.
 
     >>> in_scale(3 * MIB, ("GiB", GIB)), in_scale(2109 * MIB, ("GiB", GIB))
     ('3 MiB', '2.06 GiB')
     """
-    if 0 < abs(value) < LEAST * scale[1]:
+    if 0 < abs(value) < LEAST * scale[1] or abs(value) >= 10_000 * scale[1]:
         unit = next(unit for unit, scales in SCALES.items() if scale in scales)
         scale = _own_scale(unit, value)
     return f"{column([value], scale[1])[0]} {scale[0]}"

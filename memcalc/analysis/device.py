@@ -243,7 +243,7 @@ def _together(config: Config, names: Sequence[str]) -> list[int]:
     The input of the first, from which the block is recomputed, is not included.
     """
     number = config.run.recompute_layers or 1
-    if config.run.recompute_method != "uniform" or number == 1:
+    if config.run.recompute_method == "block" or number == 1:
         return [0] * len(names)
     everything = recomputing_nothing(config)
     kept = layer_sizes(config, names, "exact")

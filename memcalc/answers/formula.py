@@ -42,12 +42,18 @@ def formula(config: Config, accounting: str = "paper") -> Report:
         COLUMNS,
         tuple(rows),
         symbols.values(config),
-        (*notes(config, accounting), *symbols.legend(letters)),
+        (*notes(config, accounting), *_norm_note(rows), *symbols.legend(letters)),
         answer="; ".join(
             f"{kind + ': ' if len(there) > 1 else ''}{found[-1][1]} bytes per layer per GPU"
             for kind, found in steps.items()
         ),
     )
+
+
+def _norm_note(rows: list[tuple[str, Formula]]) -> tuple[str, ...]:
+    """Which norm is not among the norms."""
+    fused = any(step.startswith("mlp:") and step.endswith("mlp_norm") for step, _ in rows)
+    return ("mlp has the norm that Transformer Engine fuses into fc1; norm, all others",) * fused
 
 
 def _steps(config: Config, kind: str, accounting: str) -> list[tuple[str, Formula]]:

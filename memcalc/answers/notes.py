@@ -200,10 +200,11 @@ def recomputation(config: Config) -> str:
 def method_note(config: Config) -> tuple[str, ...]:
     """Which layers are recomputed, where not all are recomputed alike."""
     run = config.run
-    if run.recompute_layers is None or run.recompute_method is None:
+    if run.recompute_layers is None:
         return ()
-    what = METHODS[run.recompute_method].format(counted(run.recompute_layers, "layer"))
-    return (f"{run.recompute_method} {run.recompute_layers}: {what}",)
+    method = run.recompute_method or "uniform"
+    what = METHODS[method].format(counted(run.recompute_layers, "layer"))
+    return (f"{method} {run.recompute_layers}: {what}",)
 
 
 def flash_note(config: Config) -> tuple[str, ...]:

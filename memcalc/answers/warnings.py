@@ -2,6 +2,9 @@
 
 from memcalc.answers.effect import nothing_frozen, nothing_recomputed, without_effect
 from memcalc.config import Config
+from memcalc.config.gpus import Gpu, gpu
+
+CAPABILITIES = {"bf16": 80, "fp8": 89}  # the first CUDA compute capability that has it, times 10
 
 
 def warnings(config: Config) -> tuple[str, ...]:
@@ -19,6 +22,8 @@ def warnings(config: Config) -> tuple[str, ...]:
             "fp8: each linear is assumed to save its input once, in fp8 (from Transformer "
             "Engine's source; not measured)"
         )
+    if config.run.gpu is not None:
+        lines += _of_gpu(gpu(config.run.gpu), config.run.precision)
     windowed = config.masked_layers == "windowed" and 0 not in (config.model.window_layers or ())
     flash = kernels.fused_attention and config.masked_layers != "all" and not windowed
     if flash and config.run.precision == "fp32":
@@ -44,6 +49,13 @@ def warnings(config: Config) -> tuple[str, ...]:
     if kernels.packs_value and config.model.position == "rotary":
         lines += _packed_value(config)
     return tuple(lines)
+
+
+def _of_gpu(found: Gpu, precision: str) -> list[str]:
+    """A precision that the tensor cores of an NVIDIA GPU do not support."""
+    if found.capability is None or found.capability >= CAPABILITIES.get(precision, 0):
+        return []
+    return [f"{found.name} has no tensor cores for {precision}: counted as if it had"]
 
 
 def ineffective(config: Config) -> tuple[str, ...]:

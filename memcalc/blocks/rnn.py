@@ -33,7 +33,7 @@ def gru(g: Graph, name: str, x: Tensor, state: State, fused: bool, shared: bool)
 
 
 def lstm(g: Graph, name: str, x: Tensor, state: State, fused: bool, shared: bool) -> State:
-    """x (b, i), a state and a memory (b, h) -> the next two, by four gates. Gers et al. 2000."""
+    """x (b, i), hidden and cell state (b, h) -> the next two, by four gates. Gers et al. 2000."""
     input_, recurrent = _gemms(g, name, x, state[0], 4, shared)
     run = ops.fused_lstm_cell if fused else ops.lstm_cell
     return run(g, name, input_, recurrent, state[1])
@@ -45,7 +45,7 @@ Cell = Callable[[Graph, str, Tensor, State, bool, bool], State]
 CELLS: dict[str, tuple[Cell, tuple[str, ...]]] = {
     "vanilla": (vanilla, ("state",)),
     "gru": (gru, ("state",)),
-    "lstm": (lstm, ("state", "memory")),
+    "lstm": (lstm, ("state", "cell_state")),
 }
 
 

@@ -166,8 +166,9 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, with other tools' names translated; errors suggest the right option."""
         own = {name for each in _options(self, ctx) for name in _names(each)}
+        flags = {name for each in _options(self, ctx) if each.is_flag for name in _names(each)}
         try:
-            args = names.canonical(args, own | self.refused.keys())
+            args = names.canonical(args, own | self.refused.keys(), flags)
         except UsageError as error:
             raise click.UsageError(str(error), ctx) from error
         try:

@@ -121,7 +121,6 @@ CONCEPTS = {
 }
 
 OPTION = r"--[a-z][a-z0-9-]*"
-VALUED = {option for option, *value in ALIASES.values() if value}
 # Whose names -> some of them, which help lists.
 EXAMPLES = {
     "Megatron-LM's": ("--tensor-model-parallel-size", "--use-distributed-optimizer"),
@@ -152,7 +151,9 @@ def examples(known: Collection[str]) -> str:
     return f"Other tools' names work too: {', '.join(found)}."
 
 
-def canonical(args: Iterable[str], known: Collection[str]) -> list[str]:
+def canonical(
+    args: Iterable[str], known: Collection[str], flags: Collection[str] = ()
+) -> list[str]:
     """A command line with other tools' names as the command's own, and _ in names as -.
 
     Raises:
@@ -170,7 +171,7 @@ def canonical(args: Iterable[str], known: Collection[str]) -> list[str]:
         name, equals, value = word.partition("=")
         dashed = name.replace("_", "-")
         own, *its_value = ALIASES.get(dashed, (dashed,))
-        if own in VALUED and own in known:
+        if own in known and name.startswith("--") and own not in flags:
             following = value if equals else " ".join(words[place + 1 : place + 2])
             said.setdefault(own, {})[name] = its_value[0] if its_value else following
             if len(said[own]) > 1 and len(set(said[own].values())) > 1:

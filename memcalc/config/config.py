@@ -104,6 +104,10 @@ class Config:
                 raise ConfigError(f"--ep and --etp need experts; {model.name} has none")
             return
         fields.divides(("--ep", parallel.ep), ("experts", model.experts.number))
+        if self.run.imbalance > parallel.ep > 1:
+            raise ConfigError(
+                f"--imbalance must be from 1 to --ep {parallel.ep}, not {self.run.imbalance:g}"
+            )
         of_experts = ("--tp" if parallel.etp is None else "--etp", parallel.expert_tp)
         fields.divides(of_experts, ("expert_ffn_size", model.experts.ffn_size))
         _ = parallel.expert_replicas  # raises if the ranks of a stage are not a multiple

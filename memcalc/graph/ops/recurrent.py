@@ -75,20 +75,20 @@ def gru_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor, state: Tens
 
 
 def lstm_cell(
-    g: Graph, name: str, input_: Tensor, recurrent: Tensor, memory: Tensor
+    g: Graph, name: str, input_: Tensor, recurrent: Tensor, cell: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The outputs of both GEMMs (b, 4h) and the memory (b, h) -> next state and memory, op by op.
+    """The outputs of both GEMMs (b, 4h), the cell state (b, h) -> hidden and cell state, op by op.
 
-    Saves the four gates, which overwrite the output of the recurrent GEMM; the memory, which the
-    forget gate scales; and the tanh of the next memory.
+    Saves the four gates, which overwrite the output of the recurrent GEMM; the cell state, which
+    the forget gate scales; and the tanh of the next cell state.
     """
-    out, next_, tanh_ = _lstm_made(name, memory)
+    out, next_, tanh_ = _lstm_made(name, cell)
     saves = (
         Save(recurrent, "gates, in place: outputs of sigmoid and tanh, factors", TORCH_RNN),
-        Save(memory, "factor: needed for the forget gate's gradient", TORCH_RNN),
+        Save(cell, "factor: needed for the forget gate's gradient", TORCH_RNN),
         Save(tanh_, "output of tanh, a factor: needed for both gradients", TORCH_RNN),
     )
-    g.record(name, LSTM_CELL, (input_, recurrent, memory), (out, next_), saves=saves)
+    g.record(name, LSTM_CELL, (input_, recurrent, cell), (out, next_), saves=saves)
     return out, next_
 
 
@@ -109,28 +109,28 @@ def fused_gru_cell(g: Graph, name: str, input_: Tensor, recurrent: Tensor, state
 
 
 def fused_lstm_cell(
-    g: Graph, name: str, input_: Tensor, recurrent: Tensor, memory: Tensor
+    g: Graph, name: str, input_: Tensor, recurrent: Tensor, cell: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same as ``lstm_cell`` in one CUDA kernel.
 
-    Saves a workspace (b, 4h), the memory and the next memory for backward and, for double
+    Saves a workspace (b, 4h), the cell state and the next one for backward and, for double
     backward, the outputs of both GEMMs.
     """
-    out, next_, _ = _lstm_made(name, memory)
+    out, next_, _ = _lstm_made(name, cell)
     work = Tensor(f"{name}_workspace", recurrent.axes, recurrent.dtype_bytes)
     reason = "the kernel's backward computes from it"
     saves = (
-        *(Save(x, reason, TORCH_FUSED_RNN) for x in (work, memory, next_)),
+        *(Save(x, reason, TORCH_FUSED_RNN) for x in (work, cell, next_)),
         *(Save(x, DIFFERENTIABLE, TORCH_FUSED_RNN) for x in (input_, recurrent)),
     )
-    g.record(name, FUSED_LSTM_CELL, (input_, recurrent, memory), (out, next_), saves=saves)
+    g.record(name, FUSED_LSTM_CELL, (input_, recurrent, cell), (out, next_), saves=saves)
     return out, next_
 
 
-def _lstm_made(name: str, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _lstm_made(name: str, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The next hidden state, the next cell state, and the tanh of the next cell state."""
     state, next_, tanh_ = (
-        Tensor(f"{name}_{part}", memory.axes, memory.dtype_bytes)
-        for part in ("state", "memory", "memory_tanh")
+        Tensor(f"{name}_{part}", cell.axes, cell.dtype_bytes)
+        for part in ("state", "cell_state", "cell_state_tanh")
     )
     return state, next_, tanh_

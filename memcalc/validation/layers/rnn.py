@@ -106,7 +106,7 @@ def gru_chain(input_: Tensor, recurrent: Tensor, state: Tensor) -> State:
     return ((state - new).mul_(update).add_(new),)
 
 
-def lstm_chain(input_: Tensor, recurrent: Tensor, memory: Tensor) -> State:
+def lstm_chain(input_: Tensor, recurrent: Tensor, cell_state: Tensor) -> State:
     """The next state and cell state, unfused, with in-place operations where PyTorch has them."""
     gates = recurrent.add_(input_).unsafe_chunk(4, 1)
     in_, forget, cell, out = (
@@ -115,7 +115,7 @@ def lstm_chain(input_: Tensor, recurrent: Tensor, memory: Tensor) -> State:
         gates[2].tanh_(),
         gates[3].sigmoid_(),
     )
-    next_ = (forget * memory).add_(in_ * cell)
+    next_ = (forget * cell_state).add_(in_ * cell)
     return out * next_.tanh(), next_
 
 
