@@ -11,9 +11,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from memcalc.analysis import activations, buffers, segments, stages, walk
-from memcalc.analysis.layers import layer_bytes
+from memcalc.analysis.layers import layer_bytes, layer_waiting
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import Rank
+from memcalc.analysis.schedule import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD
 from memcalc.analysis.stages import Held, layer_sizes, recomputing_nothing
 from memcalc.analysis.states import buckets, states, unsplit_states
 from memcalc.analysis.walk import Moment
@@ -25,6 +26,9 @@ from memcalc.config.recompute import Policy
 from memcalc.frameworks.record import READ
 
 LEDGER = "the ledger: `memcalc ledger`"
+# The phases of a micro-batch's passes, in their order.
+EMBEDDING_BACKWARD = "embedding backward"
+MOMENTS = ("forward", "loss", "head backward", "backward", EMBEDDING_BACKWARD)
 
 
 class Phase(NamedTuple):
@@ -96,49 +100,74 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     there = [*states(rank), *buffers.lasting(rank)]
     if config.run.implementation.maker.known_order:
         there += unsplit_states(rank)
-    phases = [
-        Phase(name, [part for part in (*there, *parts) if part.bytes])
-        for name, parts in _moments(rank, held)
-    ]
+    worst: dict[str, tuple[Held, list[Part]]] = {}
+    for (phase, chunk), of_pass in stages.passes(config, stage, "exact").items():
+        for name, parts in _moments(rank, phase, chunk, of_pass):
+            if name not in worst or _total(parts) > _total(worst[name][1]):
+                worst[name] = of_pass, parts
+    phases = []
+    for name in (name for name in MOMENTS if name in worst):
+        of_pass, parts = worst[name]
+        # once the layers are done, so are the blocks that were not split for them
+        blocks = () if name == EMBEDDING_BACKWARD else _unsplit_activations(rank, of_pass)
+        phases.append(Phase(name, [part for part in (*there, *parts, *blocks) if part.bytes]))
     step = [*there, *buckets(rank, "step")]
     over = [*step, *buffers.between_steps(rank)]
     phases += [Phase("optimizer step", step), Phase("between steps", over)]
     return StageMemory(stage, len(rank.layers), held.microbatches, phases)
 
 
-def _moments(rank: Rank, held: Held) -> Iterator[tuple[str, list[Part]]]:
-    """What a stage holds beside its lasting parts while a micro-batch passes, moment by moment.
+def _moments(rank: Rank, phase: str, chunk: int, held: Held) -> Iterator[tuple[str, list[Part]]]:
+    """What a stage holds beside its lasting parts during a pass of one of its model chunks.
 
-    The moments are those of the stage's last chunk that has layers: its forward pass, and its
-    backward pass layer by layer. The embedding's gradient comes when the layers of its chunk are
-    done.
+    The embedding's gradient comes when the layers of its chunk are done.
+
+    Args:
+        rank: The rank.
+        phase: The pass: a phase of ``memcalc.analysis.schedule``.
+        chunk: The chunk.
+        held: What micro-batches in flight hold, this one among them.
+
+    Yields:
+        A word of ``MOMENTS``, and the parts at the worst time of it.
     """
-    config, stage = rank.config, rank.stage
-    coming = [*buckets(rank, "forward"), *buffers.in_a_pass(rank, "forward")]
-    passing = [*buckets(rank, "backward"), *buffers.in_a_pass(rank, "backward")]
-    names = next((names for names in reversed(rank.chunks) if names), [])
-    again, blocks = _together(config, names), list(_unsplit_activations(rank, held))
-    if names:
-        without, parts = _worst_layer(config, names, _forward, [0] * len(names))
-        yield "forward", [*_in_flight(config, held, without), *blocks, *coming, *parts]
-    if held.head:
-        flying, head = [*_in_flight(config, held), *blocks], head_graph(config)
-        maker = config.run.implementation.maker
-        yield "loss", [*flying, *coming, *_of_end("head", "logits", walk.forward(head))]
-        moment = walk.backward(head, own=_own(config), gathers=not maker.global_buffer)
-        yield "head backward", [*flying, *passing, *_of_end("head", "logits", moment)]
-    if names:
-        without, parts = _worst_layer(config, names, _backward, again)
-        yield "backward", [*_in_flight(config, held, without), *blocks, *passing, *parts]
-    if held.embedding:
-        done = stages.chunk_weights(config, stage, "exact")[0][0].layers
-        graph = embedding_graph(config)
-        own = config.run.activation_bytes  # the gradient of a table is never fused into its buffer
-        moment = walk.backward(graph, own=own)
-        of_one = activations.total(activations.kept(graph))
-        others = replace(held, layers=held.layers - done, embedding=held.embedding - of_one)
-        parts = _of_end("embedding", "activations", moment)
-        yield "embedding backward", [*_in_flight(config, others), *passing, *parts]
+    config, names = rank.config, rank.chunks[chunk]
+    place, maker = rank.places[chunk], config.run.implementation.maker
+    last = place == config.parallel.chunks - 1
+    way = "forward" if phase == FORWARD else "backward"
+    around = [*buckets(rank, way), *buffers.in_a_pass(rank, way)]
+    if phase == FORWARD:
+        if names:
+            nothing = [0] * len(names)
+            without, parts = _worst_layer(config, names, _forward, nothing, nothing)
+            yield "forward", [*_in_flight(config, held, without), *around, *parts]
+        if last:
+            parts = _of_end("head", "logits", walk.forward(head_graph(config)))
+            yield "loss", [*_in_flight(config, held), *around, *parts]
+    elif phase == BACKWARD_WEIGHTS:
+        yield "backward", [*_in_flight(config, held), *around]
+    else:
+        if last:
+            gathers = not maker.global_buffer
+            moment = walk.backward(head_graph(config), own=_own(config), gathers=gathers)
+            parts = _of_end("head", "logits", moment)
+            yield "head backward", [*_in_flight(config, held), *around, *parts]
+        if names:
+            again = _together(config, names)
+            late = [0] * len(names)
+            if phase == BACKWARD_INPUTS:
+                late = [layer_waiting(config, kind) for kind in names]
+            without, parts = _worst_layer(config, names, _backward, again, late)
+            yield "backward", [*_in_flight(config, held, without), *around, *parts]
+        if place == 0:
+            graph = embedding_graph(config)
+            # the gradient of a table is never fused into its buffer
+            moment = walk.backward(graph, own=config.run.activation_bytes)
+            of_one = activations.total(activations.kept(graph))
+            done = stages.chunk_bytes(config, names, "exact")
+            others = replace(held, layers=held.layers - done, embedding=held.embedding - of_one)
+            parts = _of_end("embedding", "activations", moment)
+            yield EMBEDDING_BACKWARD, [*_in_flight(config, others), *around, *parts]
 
 
 def _worst_layer(
@@ -146,8 +175,16 @@ def _worst_layer(
     names: Sequence[str],
     walked: Callable[[Config, str, Policy], Moment],
     again: Sequence[int],
+    late: Sequence[int],
 ) -> tuple[int, list[Part]]:
     """The layer of a chunk at which a pass through it holds most.
+
+    Args:
+        config: The model, its parallelism and its run.
+        names: The kinds of the chunk's layers, in order.
+        walked: The moment of a layer of a kind under a policy.
+        again: For each layer, what is recomputed with it.
+        late: For each layer, what stays after its pass for a later one.
 
     Returns:
         What the layers after it save, which is not there yet, or no longer; and what it holds
@@ -160,7 +197,7 @@ def _worst_layer(
         beside = moment.bytes - sizes[number] + again[number] - after
         if most is None or beside > most:
             most, worst = beside, (after, _of_layer(moment, sizes[number], again[number]))
-        after += sizes[number]
+        after += sizes[number] - late[number]
     return worst
 
 
@@ -176,7 +213,8 @@ def _backward(config: Config, kind: str, policy: Policy) -> Moment:
     kernels, graph = config.run.implementation, layer_graph(config, kind=kind)
     gathers = kernels.transformer_engine or not kernels.maker.global_buffer
     reentrant = kernels.maker.reentrant
-    return walk.backward(graph, policy, _own(config), gathers=gathers, reentrant=reentrant)
+    splits = config.parallel.scheduling.splits_backward
+    return walk.backward(graph, policy, _own(config), gathers, reentrant, splits)
 
 
 def _own(config: Config) -> int:

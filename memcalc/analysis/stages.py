@@ -10,6 +10,7 @@ from typing import NamedTuple
 from memcalc.analysis import activations
 from memcalc.analysis.layers import layer_bytes, layer_waiting
 from memcalc.analysis.schedule import (
+    FORWARD,
     MOST_FILLED,
     MOST_PASSES,
     InFlight,
@@ -17,6 +18,7 @@ from memcalc.analysis.schedule import (
     order,
     peak,
     places,
+    worst_starts,
 )
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -100,20 +102,65 @@ def stage(
         window = in_flight(config, number)
         weights += chunk_weights(recomputing_nothing(config), number, accounting, frees_outputs)
     sizes = tuple((sum(until), sum(late)) for until, late in weights)
-    held = _peak(parallel, number, config.microbatches, sizes, whole, window)
+    counts = _peak(parallel, number, config.microbatches, sizes, whole, window)
+    return _held(parallel, number, weights, counts)
+
+
+def passes(config: Config, number: int, accounting: str) -> dict[tuple[str, int], Held]:
+    """The passes of a stage: for each phase and model chunk, what a rank holds when one is done.
+
+    All such passes need as much memory, so only the one is kept that starts when the rank holds the
+    most activations. A forward pass adds its own to them; those of a backward pass are still whole.
+
+    >>> from memcalc.config import load
+    >>> held = passes(load("22b", pp=4, global_batch_size=16), 1, "exact")
+    >>> {key: each.microbatches for key, each in held.items()}
+    {('forward', 0): {0: 3}, ('backward', 0): {0: 3}}
+    """
+    weights = chunk_weights(config, number, accounting)
+    sizes = tuple((sum(until), sum(late)) for until, late in weights)
+    found = {}
+    for (phase, chunk), before in _starts(
+        config.parallel, number, config.microbatches, sizes
+    ).items():
+        own = before.get(chunk, InFlight())
+        done = own._replace(whole=own.whole + 1) if phase == FORWARD else own
+        found[phase, chunk] = _held(config.parallel, number, weights, before | {chunk: done})
+    return found
+
+
+@lru_cache(2 * MOST_STAGES)
+def _starts(
+    parallel: Parallel, number: int, microbatches: int, sizes: tuple[tuple[int, int], ...]
+) -> dict[tuple[str, int], dict[int, InFlight]]:
+    """What a stage holds before the worst pass of each phase of each chunk."""
+    steps = order(parallel, number, microbatches)
+    return worst_starts(steps, lambda chunk: sizes[chunk][0], lambda chunk: sizes[chunk][1])
+
+
+def _held(
+    parallel: Parallel,
+    number: int,
+    weights: "Sequence[tuple[ChunkBytes, ChunkBytes]]",
+    counts: dict[int, InFlight],
+) -> Held:
+    """The bytes of so many micro-batches of each chunk.
+
+    With ``whole``, chunks that keep all activations are numbered after the others.
+    """
     parts = [
         sum(
             count.whole * weights[chunk][0][part] + count.waiting * weights[chunk][1][part]
-            for chunk, count in held.items()
+            for chunk, count in counts.items()
         )
         for part in range(4)
     ]
     microbatches: Counter[int] = Counter()
     waiting: Counter[int] = Counter()
-    for chunk, count in held.items():
+    for chunk, count in counts.items():
         microbatches[chunk % parallel.chunks_per_rank] += count.whole
         waiting[chunk % parallel.chunks_per_rank] += count.waiting
-    return Held(number, dict(microbatches), dict(+waiting), *parts)
+    return Held(number, dict(+microbatches), dict(+waiting), *parts)
 
 
 @lru_cache(2 * MOST_STAGES)  # answers ask again, for other GPUs

@@ -1,11 +1,13 @@
-"""The most that a pass holds: its operations are walked forward and backward.
+"""A pass as births and deaths: its operations are walked forward and backward.
 
 A forward walk holds what is saved for backward, what later operations still read, and the scratch
 memory of the current operation. A backward walk holds what is still saved, the gradients that are
-still read, and a weight gradient until it is accumulated.
+still read, and a weight gradient until it is accumulated. The most that a pass holds, its
+``Moment``, is the maximum of the running sum of its events.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -13,6 +15,27 @@ from memcalc.analysis.activations import NOTHING, kept, outermost
 from memcalc.config.recompute import Policy
 from memcalc.graph.graph import OF_WEIGHT, PASSED_ON, Graph, Op, Region, Tensor
 from memcalc.graph.mesh import Size
+from memcalc.graph.ops.collectives import REDUCE_SCATTER
+
+# What a storage of a pass is.
+SAVED, RECOMPUTED, WORKING = "saved for backward", "recomputed", "working memory"
+WEIGHT = "weight gradient"
+
+
+class Event(NamedTuple):
+    """A storage is allocated or freed.
+
+    Attributes:
+        op: The operation that runs.
+        storage: The storage: a tensor, or what it belongs to and what it is of it.
+        kind: ``SAVED``, ``RECOMPUTED``, ``WORKING`` or ``WEIGHT``.
+        bytes: Its bytes where it is allocated; negative where it is freed.
+    """
+
+    op: str
+    storage: Hashable
+    kind: str
+    bytes: Size
 
 
 class Moment(NamedTuple):
@@ -20,7 +43,7 @@ class Moment(NamedTuple):
 
     Attributes:
         op: The operation.
-        kept: Tensors that are saved for backward.
+        kept: Tensors that are saved for backward, recomputed ones among them.
         working: Other activations or gradients, and the operation's scratch memory.
         weight: The gradients of its weights.
     """
@@ -46,7 +69,7 @@ def forward(graph: Graph, policy: Policy = NOTHING) -> Moment:
     >>> moment.op, (moment.bytes - moment.kept) // (4096 * 128256)
     ('loss', 2)
     """
-    return _forward(graph.ops, {entry.tensor for entry in kept(graph, policy)})
+    return worst(forward_events(graph, policy), {})
 
 
 def backward(
@@ -55,6 +78,7 @@ def backward(
     own: int = 0,
     gathers: bool = True,
     reentrant: bool = False,
+    splits: bool = False,
 ) -> Moment:
     """The moment of the backward pass that holds most, with the gradients of the pass's outputs.
 
@@ -68,6 +92,8 @@ def backward(
         reentrant: Whether recomputation of a region holds its outputs, and their gradients, until
             the region's backward is done (Megatron-core's tensor_parallel/random.py:
             CheckpointFunction).
+        splits: Whether weight gradients are computed in a later pass, until which GEMMs keep their
+            inputs and the gradients of their outputs.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -77,105 +103,212 @@ def backward(
     >>> moment.op, moment.working == 2 * s * (4096 + f + 2 * f)
     ('swiglu', True)
     """
+    events = backward_events(graph, policy, own, gathers, reentrant, splits)
+    return worst(events, {SAVED: sum(entry.tensor.bytes for entry in kept(graph, policy))})
+
+
+def worst(events: Iterable[Event], before: Mapping[str, Size]) -> Moment:
+    """The moment at which most is held.
+
+    Args:
+        events: The events of a pass.
+        before: The bytes of each kind before the first of them.
+    """
+    held: Counter[str] = Counter(before)
+    most, total = Moment("", 0, 0), sum(before.values())
+    for op, _, kind, size in events:
+        held[kind] += size
+        total += size
+        if total > most.bytes:
+            most = Moment(op, held[SAVED] + held[RECOMPUTED], held[WORKING], held[WEIGHT])
+    return most
+
+
+def forward_events(graph: Graph, policy: Policy = NOTHING) -> Iterator[Event]:
+    """The births and deaths of a forward pass. What is saved for backward is not freed.
+
+    >>> from memcalc.blocks.layer import layer_graph
+    >>> from memcalc.config import load
+    >>> config = load("llama-3-8b", seq_length=4096, implementation="megatron")
+    >>> events = list(forward_events(layer_graph(config)))
+    >>> freed = {event.storage for event in events if event.bytes < 0}
+    >>> {event.kind for event in events if event.storage not in freed}
+    {'saved for backward'}
+    """
+    return _Walk().forward(graph.ops, {entry.tensor for entry in kept(graph, policy)}, SAVED)
+
+
+def backward_events(
+    graph: Graph,
+    policy: Policy = NOTHING,
+    own: int = 0,
+    gathers: bool = True,
+    reentrant: bool = False,
+    splits: bool = False,
+) -> Iterator[Event]:
+    """The births and deaths of a backward pass, which starts with what forward saved.
+
+    The gradients of the pass's outputs are born first, and those of its inputs die last. For the
+    arguments, see ``backward``.
+    """
+    saved = {entry.tensor for entry in kept(graph, policy)}
     runs = _runs(graph.ops, policy)
-    walk = _Backward({entry.tensor for entry in kept(graph, policy)}, own, gathers)
+    walk = _Backward(saved, own, gathers, splits)
     read = {tensor for op in graph.ops for tensor in op.inputs}
     ends = [tensor for op in graph.ops for tensor in op.outputs if tensor not in read]
     walk.gradients.update({tensor: tensor for tensor in ends})
-    worst = Moment("", 0, 0)
+    if splits:
+        walk.shards = {op.inputs[0]: op.outputs[0] for op in graph.ops if op.kind is REDUCE_SCATTER}
     for number, ops in reversed(list(enumerate(runs))):
         before = {whole for run in runs[:number] for op in run for whole in _saved(op)}
         region = outermost(ops[0], policy)
         walk.returned = []
         if region is not None:
-            worst = max(worst, walk.again(ops), key=_bytes)
+            yield from walk.again(ops)
             if reentrant and region.name not in policy.dropped:
                 inside = {tensor for op in ops for tensor in op.inputs}
                 made = [tensor for op in ops for tensor in op.outputs if tensor not in inside]
                 walk.returned = [(tensor, walk.gradients.get(tensor)) for tensor in made]
         for index, op in reversed(list(enumerate(ops))):
-            worst = max(worst, walk.back(op), key=_bytes)
+            yield from walk.back(op)
             earlier = before.union(*(_saved(other) for other in ops[:index]))
-            walk.held -= _saved(op) - earlier
-    return worst
+            walk.let_go(op, earlier)
+    walk.gradients.clear()
+    walk.returned = []
+    yield from walk.now("", walk.held_now())
 
 
-class _Backward:
+class _Walk:
+    """What is alive, and the events that change it.
+
+    Attributes:
+        alive: The kind and the bytes of each storage that is allocated.
+    """
+
+    def __init__(self) -> None:
+        self.alive: dict[Hashable, tuple[str, Size]] = {}
+
+    def now(self, op: str, wanted: dict[Hashable, tuple[str, Size]]) -> Iterator[Event]:
+        """The events after which exactly the wanted storages are alive."""
+        for storage in [each for each in self.alive if each not in wanted]:
+            kind, size = self.alive.pop(storage)
+            yield Event(op, storage, kind, -size)
+        for storage, (kind, size) in wanted.items():
+            if storage not in self.alive and type(size) is int and size == 0:
+                continue
+            if storage not in self.alive:
+                self.alive[storage] = kind, size
+                yield Event(op, storage, kind, size)
+
+    def forward(
+        self,
+        ops: Sequence[Op],
+        keeps: set[Tensor],
+        kind: str,
+        around: Mapping[Hashable, tuple[str, Size]] | None = None,
+    ) -> Iterator[Event]:
+        """Operations run forward; what they save of ``keeps`` stays, and what is around them."""
+        around = around or {}
+        last = {t: index for index, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
+        at_work: dict[Tensor, None] = {}
+        saved: dict[Tensor, None] = {}
+        for index, op in enumerate(ops):
+            at_work.update(dict.fromkeys([*op.inputs, *op.outputs]))
+            saved.update(dict.fromkeys(t for t in (*at_work, *_saved(op)) if t in keeps))
+            wanted: dict[Hashable, tuple[str, Size]] = dict(around)
+            wanted |= {t: (kind, t.bytes) for t in saved if t not in wanted}
+            wanted |= {t: (WORKING, t.bytes) for t in at_work if t not in keeps}
+            yield from self.now(
+                op.name, wanted | {(op.name, "scratch"): (WORKING, op.scratch.forward)}
+            )
+            at_work = {tensor: None for tensor in at_work if last.get(tensor, -1) > index}
+            gone = [t for t in wanted if isinstance(t, Tensor) and t not in at_work]
+            stay = {
+                t: each for t, each in wanted.items() if t not in gone or t in saved or t in around
+            }
+            yield from self.now(op.name, stay)
+
+
+class _Backward(_Walk):
     """What is held during the backward pass.
 
     Attributes:
-        held: Saved tensors that are still needed.
+        held: Saved tensors that are still needed, with their kinds.
         own: Bytes per element of a weight gradient that is not fused, or 0.
         gathers: Whether shards are gathered into new memory.
+        splits: Whether weight gradients are computed later.
         gradients: Tensors with a gradient, each with the tensor whose gradient shares its memory.
         returned: Outputs of a recomputed region, likewise, while they are held.
+        waiting: Tensors whose gradients wait for a later pass.
+        shards: The shard of each tensor whose gradient is kept as one.
     """
 
-    def __init__(self, held: set[Tensor], own: int, gathers: bool) -> None:
-        self.held = held
+    def __init__(self, held: set[Tensor], own: int, gathers: bool, splits: bool) -> None:
+        super().__init__()
+        self.held = dict.fromkeys(held, SAVED)
+        self.alive = {tensor: (SAVED, tensor.bytes) for tensor in held}
         self.own = own
         self.gathers = gathers
+        self.splits = splits
         self.gradients: dict[Tensor, Tensor] = {}
         self.returned: list[tuple[Tensor, Tensor | None]] = []
+        self.waiting: set[Tensor] = set()
+        self.shards: dict[Tensor, Tensor] = {}
 
-    def again(self, ops: Sequence[Op]) -> Moment:
+    def held_now(self) -> dict[Hashable, tuple[str, Size]]:
+        """All that is alive between two operations."""
+        found: dict[Hashable, tuple[str, Size]] = {
+            tensor: (kind, tensor.bytes) for tensor, kind in self.held.items()
+        }
+        owners = {owner for _, owner in self.returned if owner is not None}
+        owners |= self.waiting.union(self.gradients.values())
+        found |= {(owner, "gradient"): (WORKING, owner.bytes) for owner in owners}
+        return found | {(t, "returned"): (WORKING, t.bytes) for t, _ in self.returned}
+
+    def again(self, ops: Sequence[Op]) -> Iterator[Event]:
         """The forward pass of a recomputed region; what it saves is held afterwards."""
         inside = {whole for op in ops for whole in _saved(op)}
-        moment = _forward(ops, inside | self.held)
-        around = sum(t.bytes for t in self.held - inside) + self._alive()
-        self.held |= inside
-        return moment._replace(working=moment.working + around)
+        around = self.held_now()
+        yield from self.now(ops[0].name, around)
+        keeps = inside | set(self.held)
+        yield from self.forward(ops, keeps, RECOMPUTED, around)
+        self.held |= {tensor: RECOMPUTED for tensor in inside if tensor not in self.held}
 
-    def back(self, op: Op) -> Moment:
+    def back(self, op: Op) -> Iterator[Event]:
         """The backward of one operation, with the gradients that it computes."""
         new = [tensor for tensor in op.inputs if tensor not in self.gradients]
         passes = op.kind.gradient == PASSED_ON
-        made = 0 if passes or op.in_place else sum(tensor.bytes for tensor in new)
+        wanted = self.held_now()
+        if not (passes or op.in_place):
+            wanted |= {(t, "gradient"): (WORKING, t.bytes) for t in new}
         if op.kind.gemm == OF_WEIGHT:
             # the shard is gathered again while the gradient of the whole is scattered
-            shards = [(t, t.kept_as) for t in op.inputs if t.kept_as in self.held]
-            made += sum(s.bytes + (t.bytes if self.gathers else 0) for t, s in shards if s)
-        weight = sum(prod((axis.local for axis in w.axes), start=self.own) for w in op.weights)
-        moment = Moment(
-            op.name,
-            sum(tensor.bytes for tensor in self.held),
-            self._alive() + made + op.scratch.backward,
-            weight,
-        )
+            for t in op.inputs:
+                if t.kept_as is not None and t.kept_as in self.held:
+                    size = t.kept_as.bytes + (t.bytes if self.gathers else 0)
+                    wanted[t, "gathered"] = WORKING, size
+        for weight in op.weights:
+            size = prod((axis.local for axis in weight.axes), start=self.own)
+            wanted[weight.name, "gradient"] = WEIGHT, size
+        wanted[op.name, "scratch"] = WORKING, op.scratch.backward
+        yield from self.now(op.name, wanted)
         owner = self.gradients.get(op.outputs[0]) if passes and op.outputs else None
         self.gradients.update({tensor: owner or tensor for tensor in new})
         for tensor in op.outputs:
             if tensor not in op.inputs:
                 self.gradients.pop(tensor, None)
-        return moment
 
-    def _alive(self) -> Size:
-        given = {owner for _, owner in self.returned if owner is not None}
-        owners = sum(owner.bytes for owner in given.union(self.gradients.values()))
-        return owners + sum(tensor.bytes for tensor, _ in self.returned)
+    def let_go(self, op: Op, needed: set[Tensor]) -> None:
+        """Free what an operation saved, unless others need it, or its weight gradient is late."""
+        late = {s.tensor.kept_as or s.tensor for s in op.saves if s.for_weights and self.splits}
+        if late:
+            self.waiting |= {self.shards.get(tensor, tensor) for tensor in op.outputs}
+        for tensor in _saved(op) - needed - late:
+            self.held.pop(tensor, None)
 
 
 def _saved(op: Op) -> set[Tensor]:
     return {save.tensor.kept_as or save.tensor for save in op.saves}
-
-
-def _bytes(moment: Moment) -> Size:
-    return moment.bytes
-
-
-def _forward(ops: Sequence[Op], kept_: set[Tensor]) -> Moment:
-    last = {t: index for index, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
-    alive: dict[Tensor, None] = {}
-    worst = Moment("", 0, 0)
-    saved: set[Tensor] = set()
-    for index, op in enumerate(ops):
-        alive.update(dict.fromkeys([*op.inputs, *op.outputs]))
-        saved |= (set(alive) | _saved(op)) & kept_
-        working = sum(t.bytes for t in alive if t not in kept_) + op.scratch.forward
-        moment = Moment(op.name, sum(tensor.bytes for tensor in saved), working)
-        worst = max(worst, moment, key=_bytes)
-        alive = {tensor: None for tensor in alive if last.get(tensor, -1) > index}
-    return worst
 
 
 def _runs(ops: Iterable[Op], policy: Policy) -> list[list[Op]]:
