@@ -10,13 +10,13 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from memcalc.analysis import activations, buffers, segments, stages, walk
+from memcalc.analysis import activations, buffers, gradients, segments, stages, walk
 from memcalc.analysis.layers import layer_bytes, layer_waiting
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.schedule import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD
 from memcalc.analysis.stages import Held, layer_sizes, recomputing_nothing
-from memcalc.analysis.states import buckets, states, unsplit_states
+from memcalc.analysis.states import GRADIENTS, buckets, states, unsplit_states
 from memcalc.analysis.walk import Moment
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -98,8 +98,13 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     rank = Rank(config, stage)
     held = stages.stage(config, stage, "exact")
     there = [*states(rank), *buffers.lasting(rank)]
+    gradients_ = [part for part in there if part.group == GRADIENTS]
+    in_backward = gradients.in_backward(config)
+    if in_backward:
+        there = [part for part in there if part.group != GRADIENTS]
     if config.run.implementation.maker.known_order:
         there += unsplit_states(rank)
+    early = gradients_ if in_backward and gradients.before_backward(config) else []
     worst: dict[str, tuple[Held, list[Part]]] = {}
     for (phase, chunk), of_pass in stages.passes(config, stage, "exact").items():
         for name, parts in _moments(rank, phase, chunk, of_pass):
@@ -110,9 +115,12 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
         of_pass, parts = worst[name]
         # once the layers are done, so are the blocks that were not split for them
         blocks = () if name == EMBEDDING_BACKWARD else _unsplit_activations(rank, of_pass)
-        phases.append(Phase(name, [part for part in (*there, *parts, *blocks) if part.bytes]))
-    step = [*there, *buckets(rank, "step")]
-    over = [*step, *buffers.between_steps(rank)]
+        every = [*there, *early, *parts, *blocks]
+        phases.append(Phase(name, [part for part in every if part.bytes]))
+    made = gradients_ if in_backward else []
+    step = [*there, *made, *buckets(rank, "step")]
+    kept_ = made if config.run.keep_gradients else []
+    over = [*there, *kept_, *buckets(rank, "step"), *buffers.between_steps(rank)]
     phases += [Phase("optimizer step", step), Phase("between steps", over)]
     return StageMemory(stage, len(rank.layers), held.microbatches, phases)
 
@@ -132,14 +140,13 @@ def _moments(rank: Rank, phase: str, chunk: int, held: Held) -> Iterator[tuple[s
         A word of ``MOMENTS``, and the parts at the worst time of it.
     """
     config, names = rank.config, rank.chunks[chunk]
-    place, maker = rank.places[chunk], config.run.implementation.maker
-    last = place == config.parallel.chunks - 1
+    last = rank.places[chunk] == config.parallel.chunks - 1
     way = "forward" if phase == FORWARD else "backward"
     around = [*buckets(rank, way), *buffers.in_a_pass(rank, way)]
     if phase == FORWARD:
         if names:
             nothing = [0] * len(names)
-            without, parts = _worst_layer(config, names, _forward, nothing, nothing)
+            without, parts = _worst_layer(config, names, _forward, nothing, nothing, nothing)
             yield "forward", [*_in_flight(config, held, without), *around, *parts]
         if last:
             parts = _of_end("head", "logits", walk.forward(head_graph(config)))
@@ -147,27 +154,47 @@ def _moments(rank: Rank, phase: str, chunk: int, held: Held) -> Iterator[tuple[s
     elif phase == BACKWARD_WEIGHTS:
         yield "backward", [*_in_flight(config, held), *around]
     else:
-        if last:
-            gathers = not maker.global_buffer
-            moment = walk.backward(head_graph(config), own=_own(config), gathers=gathers)
-            parts = _of_end("head", "logits", moment)
-            yield "head backward", [*_in_flight(config, held), *around, *parts]
-        if names:
-            again = _together(config, names)
-            late = [0] * len(names)
-            if phase == BACKWARD_INPUTS:
-                late = [layer_waiting(config, kind) for kind in names]
-            without, parts = _worst_layer(config, names, _backward, again, late)
-            yield "backward", [*_in_flight(config, held, without), *around, *parts]
-        if place == 0:
-            graph = embedding_graph(config)
-            # the gradient of a table is never fused into its buffer
-            moment = walk.backward(graph, own=config.run.activation_bytes)
-            of_one = activations.total(activations.kept(graph))
-            done = stages.chunk_bytes(config, names, "exact")
-            others = replace(held, layers=held.layers - done, embedding=held.embedding - of_one)
-            parts = _of_end("embedding", "activations", moment)
-            yield EMBEDDING_BACKWARD, [*_in_flight(config, others), *around, *parts]
+        yield from _backward_moments(rank, phase, chunk, held, around)
+
+
+def _backward_moments(
+    rank: Rank, phase: str, chunk: int, held: Held, around: Sequence[Part]
+) -> Iterator[tuple[str, list[Part]]]:
+    """The same of a backward pass; ``around`` is what is there besides."""
+    config, names = rank.config, rank.chunks[chunk]
+    place, maker = rank.places[chunk], config.run.implementation.maker
+    keeps = _keeps(config)
+    if place == config.parallel.chunks - 1:
+        gathers = not maker.global_buffer
+        moment = walk.backward(head_graph(config), own=_own(config), gathers=gathers, keeps=keeps)
+        parts = _of_end("head", "logits", moment)
+        yield "head backward", [*_in_flight(config, held), *around, *parts]
+    done = gradients.made(rank, gradients.made_so_far(rank, chunk)) if keeps else 0
+    tied = [gradients.waiting(gradients.of_tied_head(rank) if _own(config) else 0)]
+    if names:
+        again, late = _together(config, names), [0] * len(names)
+        if phase == BACKWARD_INPUTS:
+            late = [layer_waiting(config, kind) for kind in names]
+        made = [gradients.made(rank, [kind]) if keeps else 0 for kind in names]
+        without, parts = _worst_layer(config, names, _backward, again, late, made)
+        so_far = gradients.part("gradients of the head and of later chunks", done)
+        parts = [*around, *parts, so_far, *tied]
+        yield "backward", [*_in_flight(config, held, without), *parts]
+    if place == 0:
+        graph = embedding_graph(config)
+        # the gradient of a table is never fused into its buffer
+        moment = walk.backward(graph, own=config.run.activation_bytes)
+        of_one = activations.total(activations.kept(graph))
+        saved = stages.chunk_bytes(config, names, "exact")
+        others = replace(held, layers=held.layers - saved, embedding=held.embedding - of_one)
+        if tied[0].bytes > moment.working:  # both gradients of the table and their sum
+            moment = Moment(
+                "the sum of a tied table's gradients", moment.kept, tied[0].bytes, moment.weight
+            )
+        done += gradients.made(rank, names) if keeps else 0
+        so_far = gradients.part("gradients of all layers and the head", done)
+        parts = [*around, *_of_end("embedding", "activations", moment), so_far, *tied]
+        yield EMBEDDING_BACKWARD, [*_in_flight(config, others), *parts]
 
 
 def _worst_layer(
@@ -176,6 +203,7 @@ def _worst_layer(
     walked: Callable[[Config, str, Policy], Moment],
     again: Sequence[int],
     late: Sequence[int],
+    made: Sequence[int],
 ) -> tuple[int, list[Part]]:
     """The layer of a chunk at which a pass through it holds most.
 
@@ -185,19 +213,23 @@ def _worst_layer(
         walked: The moment of a layer of a kind under a policy.
         again: For each layer, what is recomputed with it.
         late: For each layer, what stays after its pass for a later one.
+        made: For each layer, the gradients that stay after its pass.
 
     Returns:
         What the layers after it save, which is not there yet, or no longer; and what it holds
         beside its saved tensors, with the layers that are recomputed in the same block.
     """
     sizes = layer_sizes(config, names, "exact")
-    after, most, worst = 0, None, (0, list[Part]())
+    after, most, worst, grown = 0, None, (0, list[Part]()), 0
     for number in reversed(range(len(names))):
         moment = walked(config, names[number], _policy(config, number))
-        beside = moment.bytes - sizes[number] + again[number] - after
+        beside = moment.bytes - sizes[number] + again[number] - after + grown
         if most is None or beside > most:
-            most, worst = beside, (after, _of_layer(moment, sizes[number], again[number]))
+            parts = _of_layer(moment, sizes[number], again[number])
+            most = beside
+            worst = after, [*parts, gradients.part("gradients of later layers", grown)]
         after += sizes[number] - late[number]
+        grown += made[number]
     return worst
 
 
@@ -214,13 +246,19 @@ def _backward(config: Config, kind: str, policy: Policy) -> Moment:
     gathers = kernels.transformer_engine or not kernels.maker.global_buffer
     reentrant = kernels.maker.reentrant
     splits = config.parallel.scheduling.splits_backward
-    return walk.backward(graph, policy, _own(config), gathers, reentrant, splits)
+    own, keeps = _own(config), _keeps(config)
+    return walk.backward(graph, policy, own, gathers, reentrant, splits, keeps)
 
 
 def _own(config: Config) -> int:
     """Bytes per element of a weight gradient that is not fused into its buffer, or 0."""
     in_buckets = config.parallel.sharding.reduce_buffer  # counted there, unsharded
     return 0 if buffers.fuses_gradients(config) or in_buckets else config.run.activation_bytes
+
+
+def _keeps(config: Config) -> bool:
+    """Whether the gradients that a backward pass makes are there for the first time, and stay."""
+    return gradients.in_backward(config) and not gradients.before_backward(config)
 
 
 def _total(parts: Iterable[Part]) -> int:

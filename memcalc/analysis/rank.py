@@ -131,6 +131,10 @@ class Rank:
             found[self._copy(part)] += table(self.config)
         return found
 
+    def unit(self, name: str) -> "tuple[tuple[WeightKind, int], ...]":
+        """The parameters of one of its units: their kinds, each with its number."""
+        return _of_graph(self.config, name)
+
     def unit_sizes(self, trained: bool = False) -> list[int]:
         """The parameters of each of its units, all of them or only the trained ones."""
         sizes = {

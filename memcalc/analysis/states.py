@@ -19,6 +19,7 @@ from memcalc.errors import ConfigError
 from memcalc.frameworks.record import ESTIMATED, READ
 from memcalc.graph.graph import OF_WEIGHT
 
+GRADIENTS = "gradients"  # the group of their parts
 TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows and by columns"
 # The most weights of a rank that are laid out; all of DeepSeek-V3 on one rank has 50,000.
 MOST_WEIGHTS = 2**18
@@ -115,7 +116,7 @@ def states(rank: Rank) -> list[Part]:
         size = sum(bytes_ * held[kind] for kind, bytes_ in fp8.items())
         name = "fp8 copies of linear weights"
         found.append(Part(name, size, "weights", "framework-dependent", TE_COPIES))
-    add("gradients", "gradients", 2, dict.fromkeys(trained, each.gradient))
+    add("gradients", GRADIENTS, 2, dict.fromkeys(trained, each.gradient))
     if not sharder.own_master:
         add("master weights", "optimizer", 1, dict.fromkeys(trained, each.master))
     weights = {
@@ -126,6 +127,26 @@ def states(rank: Rank) -> list[Part]:
     for name, of, number, source in OPTIMIZERS[run.optimizer].moments:
         add(name, "optimizer", 1, dict.fromkeys(weights[of], number * each.moment), source)
     return found
+
+
+def unit_gradients(rank: Rank, name: str) -> int:
+    """The bytes of the gradients of one of a rank's units: a kind of layer, or an end.
+
+    >>> from memcalc.config import load
+    >>> rank = Rank(load("llama-3-8b"), 0)
+    >>> sum(unit_gradients(rank, name) for name in rank.units) == 4 * rank.parameters.total()
+    True
+    """
+    each, zero, size = recipe(rank.config.run), rank.config.parallel.zero, 0
+    for kind, number in rank.unit(name):
+        shards = shard_ranks(rank.config, kind.expert) if zero >= 2 else 1
+        size += each.gradient * -(-number // shards) if kind.trained else 0
+    return size
+
+
+def weight_dtype(run: Run) -> int:
+    """The bytes per element of the weights that the passes use, and of autograd's gradients."""
+    return recipe(run).weight
 
 
 def unsplit_states(rank: Rank) -> Iterator[Part]:

@@ -79,6 +79,7 @@ def backward(
     gathers: bool = True,
     reentrant: bool = False,
     splits: bool = False,
+    keeps: bool = False,
 ) -> Moment:
     """The moment of the backward pass that holds most, with the gradients of the pass's outputs.
 
@@ -94,6 +95,7 @@ def backward(
             CheckpointFunction).
         splits: Whether weight gradients are computed in a later pass, until which GEMMs keep their
             inputs and the gradients of their outputs.
+        keeps: Whether a weight gradient stays when it is computed, rather than be accumulated.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -103,7 +105,7 @@ def backward(
     >>> moment.op, moment.working == 2 * s * (4096 + f + 2 * f)
     ('swiglu', True)
     """
-    events = backward_events(graph, policy, own, gathers, reentrant, splits)
+    events = backward_events(graph, policy, own, gathers, reentrant, splits, keeps)
     return worst(events, {SAVED: sum(entry.tensor.bytes for entry in kept(graph, policy))})
 
 
@@ -145,6 +147,7 @@ def backward_events(
     gathers: bool = True,
     reentrant: bool = False,
     splits: bool = False,
+    keeps: bool = False,
 ) -> Iterator[Event]:
     """The births and deaths of a backward pass, which starts with what forward saved.
 
@@ -153,7 +156,7 @@ def backward_events(
     """
     saved = {entry.tensor for entry in kept(graph, policy)}
     runs = _runs(graph.ops, policy)
-    walk = _Backward(saved, own, gathers, splits)
+    walk = _Backward(saved, own, gathers, splits, keeps)
     read = {tensor for op in graph.ops for tensor in op.inputs}
     ends = [tensor for op in graph.ops for tensor in op.outputs if tensor not in read]
     walk.gradients.update({tensor: tensor for tensor in ends})
@@ -237,22 +240,28 @@ class _Backward(_Walk):
         own: Bytes per element of a weight gradient that is not fused, or 0.
         gathers: Whether shards are gathered into new memory.
         splits: Whether weight gradients are computed later.
+        keeps: Whether weight gradients stay.
         gradients: Tensors with a gradient, each with the tensor whose gradient shares its memory.
         returned: Outputs of a recomputed region, likewise, while they are held.
         waiting: Tensors whose gradients wait for a later pass.
+        made: The weight gradients that stay.
         shards: The shard of each tensor whose gradient is kept as one.
     """
 
-    def __init__(self, held: set[Tensor], own: int, gathers: bool, splits: bool) -> None:
+    def __init__(
+        self, held: set[Tensor], own: int, gathers: bool, splits: bool, keeps: bool
+    ) -> None:
         super().__init__()
         self.held = dict.fromkeys(held, SAVED)
         self.alive = {tensor: (SAVED, tensor.bytes) for tensor in held}
         self.own = own
         self.gathers = gathers
         self.splits = splits
+        self.keeps = keeps
         self.gradients: dict[Tensor, Tensor] = {}
         self.returned: list[tuple[Tensor, Tensor | None]] = []
         self.waiting: set[Tensor] = set()
+        self.made: dict[Hashable, tuple[str, Size]] = {}
         self.shards: dict[Tensor, Tensor] = {}
 
     def held_now(self) -> dict[Hashable, tuple[str, Size]]:
@@ -263,7 +272,8 @@ class _Backward(_Walk):
         owners = {owner for _, owner in self.returned if owner is not None}
         owners |= self.waiting.union(self.gradients.values())
         found |= {(owner, "gradient"): (WORKING, owner.bytes) for owner in owners}
-        return found | {(t, "returned"): (WORKING, t.bytes) for t, _ in self.returned}
+        found |= {(t, "returned"): (WORKING, t.bytes) for t, _ in self.returned}
+        return found | self.made
 
     def again(self, ops: Sequence[Op]) -> Iterator[Event]:
         """The forward pass of a recomputed region; what it saves is held afterwards."""
@@ -290,6 +300,8 @@ class _Backward(_Walk):
         for weight in op.weights:
             size = prod((axis.local for axis in weight.axes), start=self.own)
             wanted[weight.name, "gradient"] = WEIGHT, size
+            if self.keeps:
+                self.made[weight.name, "gradient"] = WEIGHT, size
         wanted[op.name, "scratch"] = WORKING, op.scratch.backward
         yield from self.now(op.name, wanted)
         owner = self.gradients.get(op.outputs[0]) if passes and op.outputs else None

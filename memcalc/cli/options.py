@@ -291,6 +291,13 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             help="Parts that are not trained: embedding, head, or regions of --recompute, "
             "separated by commas.  [default: none]",
         ),
+        "keep_gradients": partial(
+            option,
+            "--keep-gradients/--no-keep-gradients",
+            default=None,
+            help="Whether gradients stay allocated after the step, as with PyTorch's "
+            "zero_grad(set_to_none=False).  [default: they are freed]",
+        ),
         "bucket": partial(
             option,
             "--bucket",
@@ -440,7 +447,7 @@ SHARDS = (
     *("dp", "zero", "sharder", "shard_copies", "distributed_optimizer", "main_grads"),
     *("fp8_params", "frozen"),
 )
-STATES = (*SHARDS, "optimizer", "main_params", "moments", "bucket")
+STATES = (*SHARDS, "optimizer", "main_params", "moments", "bucket", "keep_gradients")
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
 SHOW = ("wide", "format", "output", "force")

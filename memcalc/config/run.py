@@ -51,6 +51,8 @@ class Run:
         frozen: Parts that are not trained: names of regions, ``embedding`` or ``head``.
         bucket: Elements of a bucket of gradients that are reduced together, where the framework
             has buckets of its own.
+        keep_gradients: Whether gradients stay allocated after the step, where autograd makes them
+            in backward.
         environment: The settings of libraries.
 
     Raises:
@@ -77,6 +79,7 @@ class Run:
     fp8_params: bool = False
     frozen: tuple[str, ...] = ()
     bucket: int | None = None
+    keep_gradients: bool = False
     environment: Environment = Environment()  # noqa: RUF009 - it cannot change
 
     def __post_init__(self) -> None:
@@ -105,6 +108,7 @@ class Run:
         fields.word("main_params", self.main_params, MAIN_PARAMS)
         fields.word("moments", self.moments, MOMENTS)
         fields.flag("fp8_params", self.fp8_params)
+        fields.flag("keep_gradients", self.keep_gradients)
         frozen = self.frozen.split(",") if isinstance(self.frozen, str) else self.frozen
         if not isinstance(frozen, (list, tuple)):
             raise ConfigError(f"--frozen must name parts of the model, not {fields.shown(frozen)}")

@@ -21,7 +21,16 @@ RUN_SETTINGS = (
     "imbalance",
     "recompute_method",
     "recompute_layers",
-    *("optimizer", "main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
+    *(
+        "optimizer",
+        "main_grads",
+        "main_params",
+        "moments",
+        "fp8_params",
+        "frozen",
+        "bucket",
+        "keep_gradients",
+    ),
     "environment",
 )
 OTHER_SETTINGS = (

@@ -3,7 +3,9 @@
 from memcalc.frameworks.record import ESTIMATED, Sharder
 from memcalc.frameworks.torch import TORCH
 
-DEEPSPEED = TORCH._replace(title="DeepSpeed", steps_with=("deepspeed",))
+DEEPSPEED = TORCH._replace(
+    title="DeepSpeed", steps_with=("deepspeed",), gradients_in_backward=False
+)
 
 ZERO = Sharder(
     summary="DeepSpeed's ZeRO, over data- and sequence-parallel ranks",

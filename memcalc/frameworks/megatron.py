@@ -22,6 +22,7 @@ MEGATRON = Framework(
     title="Megatron-LM",
     steps_with=("megatron", "megatron-fsdp"),
     fuses_gradients=True,  # into main_grad
+    gradients_in_backward=False,
     global_buffer=True,
     reentrant=True,  # tensor_parallel/random.py: CheckpointFunction
     known_order=True,

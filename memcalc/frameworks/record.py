@@ -19,6 +19,8 @@ class Framework(NamedTuple):
             that sharder's framework runs it.
         fuses_gradients: Whether its step has a buffer in which GEMMs accumulate weight gradients
             directly, without a tensor of their own.
+        gradients_in_backward: Whether autograd makes a gradient when backward reaches its weight,
+            and ``zero_grad`` frees it after the step; otherwise it has a place in a buffer.
         global_buffer: Whether its linears gather a sharded input again into a buffer that lasts.
         reentrant: Whether its checkpoint holds the outputs of a recomputed region, and their
             gradients, until the region's backward is done.
@@ -44,6 +46,7 @@ class Framework(NamedTuple):
     title: str
     steps_with: Collection[str]
     fuses_gradients: bool
+    gradients_in_backward: bool
     global_buffer: bool
     reentrant: bool
     known_order: bool

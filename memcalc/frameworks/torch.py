@@ -6,6 +6,7 @@ TORCH = Framework(
     title="PyTorch",
     steps_with=("megatron", "megatron-fsdp", "fsdp2"),
     fuses_gradients=False,
+    gradients_in_backward=True,
     global_buffer=False,
     reentrant=False,
     known_order=False,
