@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import memcalc
 from memcalc.checks.backtest import BY_IMBALANCE, PART, STAGE
+from memcalc.cli.main import COMMANDS
 from memcalc.lazy import resolve
 from memcalc.render.json import SCHEMA
 from memcalc.report import LEAST, UNITS, Column
@@ -20,15 +22,9 @@ from memcalc.symbols import LETTERS
 
 PATH = Path(__file__).parents[2] / "data" / "schema" / "report.schema.json"
 
-# Command -> the columns of each of its tables.
+# Command -> the columns of each of its tables, where these are not the COLUMNS beside its function.
 TABLES = {
     "memory": ("memcalc.answers.memory:STAGES", "memcalc.answers.memory:PARTS"),
-    "layer": ("memcalc.answers.layer:COLUMNS",),
-    "ledger": ("memcalc.answers.ledger:COLUMNS",),
-    "formula": ("memcalc.answers.formula:COLUMNS",),
-    "recompute": ("memcalc.answers.recompute:COLUMNS",),
-    "flops": ("memcalc.answers.flops:COLUMNS",),
-    "comm": ("memcalc.answers.comm:COLUMNS",),
     "rnn": tuple(
         f"memcalc.answers.rnn:{name}" for name in ("ON_CHIP", "TRAINING", "STEP", "FORMULA")
     ),
@@ -37,11 +33,9 @@ TABLES = {
         "memcalc.validation.deriving.forms:COLUMNS",
         "memcalc.validation.deriving.derive:COLUMNS",
     ),
-    "check": ("memcalc.checks.check:COLUMNS",),
-    "backtest": ("memcalc.checks.backtest:COLUMNS",),
     "models": ("memcalc.answers.models:COLUMNS", "memcalc.answers.models:FACTS"),
-    "gpus": ("memcalc.answers.gpus:COLUMNS",),
 }
+REPORTS = [name for name in COMMANDS if name != "plot"]  # the commands that print a report
 TYPES = {
     **dict.fromkeys(("bytes", "flops", "count"), "integer"),
     **dict.fromkeys(("seconds", "percent", "ratio"), "number"),
@@ -62,7 +56,7 @@ def schema() -> dict[str, Any]:
         **_record(
             {
                 "schema": {"const": SCHEMA},
-                "command": {"enum": list(TABLES)},
+                "command": {"enum": REPORTS},
                 "title": {"type": "string"},
                 "symbols": {
                     "description": "The letters of the formulas with their values.",
@@ -78,7 +72,7 @@ def schema() -> dict[str, Any]:
                 "notes": _list({"type": "string"}),
             }
         ),
-        "allOf": [_of_command(command, tables) for command, tables in TABLES.items()],
+        "allOf": [_of_command(command) for command in REPORTS],
         "$defs": {
             **{unit: _unit(unit) for unit in UNITS},
             "flag": {"type": "boolean"},
@@ -92,8 +86,10 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _of_command(command: str, tables: Iterable[str]) -> dict[str, Any]:
+def _of_command(command: str) -> dict[str, Any]:
     """The rows of a command: those of one of its tables."""
+    function = getattr(memcalc, command)
+    tables = TABLES.get(command) or (f"{function.__module__}:COLUMNS",)
     rows = [_row(resolve(columns)) for columns in tables]
     items = rows[0] if len(rows) == 1 else {"anyOf": rows}
     return {
