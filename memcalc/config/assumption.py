@@ -13,6 +13,7 @@ _DEFAULTS = {
 _LABELS = {
     "seq_length": "sequence length",
     "micro_batch_size": "micro-batch size",
+    "global_batch_size": "global batch size",
     "dp": "data-parallel size",
     "zero": "ZeRO stage",
     "padded_vocab_size": "vocabulary",

@@ -160,7 +160,7 @@ class TestScripts:
         assert (config.run.precision, config.run.global_batch_size) == ("fp16", 1536)
         assert memcalc.ledger(config).rows == memcalc.ledger(load("175b")).rows
         assert "attention-dropout 0.1 (Megatron's default)" in assumed(config)
-        assert "global batch size at the end of its ramp-up" in assumed(config)
+        assert "global batch size 1536 (at the end of its ramp-up)" in assumed(config)
 
     def test_mixtral_has_its_experts(self, script):
         config = script(MIXTRAL)

@@ -71,7 +71,7 @@ class TestHuggingFace:
     def test_gpt2_is_the_catalogues(self, write):
         config = load(write(GPT2))
         assert config.model.ffn_size == 4 * 768
-        assert "ffn_size 4 x hidden_size (missing in the config)" in assumed(config)
+        assert "ffn_size 3072 (4 x hidden_size, missing in the config)" in assumed(config)
         assert memcalc.ledger(config, "exact").rows == memcalc.ledger(load("gpt2"), "exact").rows
 
     def test_a_folder_stands_for_its_config(self, write, tmp_path):

@@ -140,8 +140,10 @@ def _width(said: Content, family: str, facts: dict[str, Any]) -> None:
     if facts["ffn_size"] is not None:
         return
     if FAMILIES[family].four_h:
-        missing = Assumption("ffn_size", "4 x hidden_size", "missing in the config")
-        said.assumed.append(missing)
+        fields.whole("hidden_size", facts["hidden_size"], 2**24)
+        facts["ffn_size"] = 4 * facts["hidden_size"]
+        why = "4 x hidden_size, missing in the config"
+        said.assumed.append(Assumption("ffn_size", facts["ffn_size"], why))
         return
     patterned = facts.get("moe_layers") is not None
     if facts.get("expert_ffn_size") is None or patterned:

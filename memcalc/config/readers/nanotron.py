@@ -62,7 +62,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
         return Source(None, settings, tuple(assumed), tuple(unmodelled), accumulation)
     config = keys.section(model, "model_config")
     if config.get("_attn_implementation") == "sdpa":
-        assumed.append(Assumption("attention", None, "SDPA runs its flash kernel"))
+        assumed.append(Assumption("attention", "flash", "SDPA runs its flash kernel"))
     assumed.append(Assumption("implementation", "megatron", "the closest to nanotron's"))
     settings["implementation"] = "megatron"
     unmodelled += keys.lines(config, {}, MODEL)

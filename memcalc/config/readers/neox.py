@@ -211,7 +211,8 @@ def _width(said: Mapping[str, Any], hidden: int, activation: str, assumed: list[
         written = int(factor * hidden)
     if written is None:
         written = 4 * hidden
-        assumed.append(Assumption("intermediate_size", "4 x hidden_size", "gpt-neox's default"))
+        why = "4 x hidden_size, gpt-neox's default"
+        assumed.append(Assumption("intermediate_size", written, why))
     if written < 1:
         raise ConfigError(f"intermediate_size must be at least 1, not {written}")
     if activation not in ("swiglu", "geglu") or said.get("mlp_type") == "llama":

@@ -15,9 +15,10 @@ def run(said: Arguments) -> dict[str, Any]:
     """Batch, precision, kernels and buffers."""
     if said.flag("bf16") and said.flag("fp16"):
         raise ConfigError("--bf16 and --fp16 are mutually exclusive")
-    if "rampup-batch-size" in said.words:
-        why = "global batch size at the end of its ramp-up"
-        said.assumed.append(Assumption("global_batch_size", None, why))
+    batch = said.run(said.count, "global-batch-size")
+    if batch is not None and "rampup-batch-size" in said.words:
+        why = "at the end of its ramp-up"
+        said.assumed.append(Assumption("global_batch_size", batch, why))
     precision = next((name for name in ("bf16", "fp16") if said.flag(name)), None)
     if said.text("fp8-format"):
         precision = "fp8"
@@ -39,7 +40,7 @@ def run(said: Arguments) -> dict[str, Any]:
     return {
         "seq_length": said.run(said.count, length),
         "micro_batch_size": said.run(said.count, "micro-batch-size"),
-        "global_batch_size": said.run(said.count, "global-batch-size"),
+        "global_batch_size": batch,
         "precision": precision,
         "implementation": implementation or "megatron",
         "attention": attention or None,
