@@ -26,6 +26,16 @@ class UsageError(MemcalcError, ValueError):
     """A question that makes no sense as it was asked."""
 
 
+def either(words: list[str]) -> str:
+    """Words of which one is to be chosen.
+
+    >>> either(["a", "b", "c"]), either(["a"])
+    ("'a', 'b' or 'c'", "'a'")
+    """
+    *first, last = (repr(word) for word in words)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def nearest(word: str, choices: Iterable[str], all_of_them: str = "") -> str:
     """A sentence that leads from a mistyped word to the valid ones: to a few, where there are many.
 
@@ -39,7 +49,7 @@ def nearest(word: str, choices: Iterable[str], all_of_them: str = "") -> str:
     >>> nearest("zzz", ["none", "full"])
     "choose from 'full', 'none'"
     >>> nearest("gpt3", [f"gpt{n}" for n in range(4, 40)], "`memcalc models`")
-    "did you mean 'gpt39' or 'gpt38' or 'gpt37'? `memcalc models` lists all"
+    "did you mean 'gpt39', 'gpt38' or 'gpt37'? `memcalc models` lists all"
     >>> nearest("zzz", [f"gpt{n}" for n in range(4, 40)], "`memcalc models`")
     '`memcalc models` lists all'
     >>> nearest("zzz", [f"gpt{n}" for n in range(4, 40)])
@@ -54,7 +64,7 @@ def nearest(word: str, choices: Iterable[str], all_of_them: str = "") -> str:
     close = get_close_matches(word, choices, n=3, cutoff=0.6)
     close = close or [each for each in choices if len(word) > 1 and each.startswith(word)][:3]
     if close:
-        return f"did you mean {' or '.join(repr(c) for c in close)}? {lists}".rstrip()
+        return f"did you mean {either(close)}? {lists}".rstrip()
     if lists:
         return lists
     few = get_close_matches(word, choices, n=3, cutoff=0) if many else choices

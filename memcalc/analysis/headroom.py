@@ -84,7 +84,8 @@ class Headroom(NamedTuple):
     def parts(self, allocated: int) -> list[Part]:
         """Each part of it, for so many allocated bytes, with what it was measured on."""
         free = self.allocator(allocated) - allocated
-        found = [_estimated("reserved, not allocated", free, self.source), *self.fixed]
+        name = "margin" if self.source == MARGIN else "reserved but unallocated"
+        found = [_estimated(name, free, self.source), *self.fixed]
         return [part for part in found if part.bytes]
 
 
@@ -100,7 +101,7 @@ def headroom(config: Config, margin: str | None = None) -> Headroom:
 
     >>> from memcalc.config import load
     >>> [part.name for part in headroom(load("22b", pp=2)).parts(2**30)]
-    ['reserved, not allocated', 'CUDA context', 'NCCL communicators']
+    ['reserved but unallocated', 'CUDA context', 'NCCL communicators']
     >>> headroom(load("22b"), "10%").needed(1000), headroom(load("22b"), "2GB").needed(10**9)
     (1100, 3000000000)
     """

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from memcalc import symbols
 from memcalc.analysis import communication
-from memcalc.answers.notes import batch_note, notes, recomputation, setting
+from memcalc.answers.notes import batch_note, notes, recomputation, whole_setting
 from memcalc.blocks.layer import KINDS, kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.parallel import ZERO
@@ -78,8 +78,8 @@ def comm(config: Config) -> Report:
         lines += (sharded if config.parallel.zero else WHOLE,)
     if config.parallel.sp and config.parallel.tp > 1:
         lines += (
-            "sequence parallelism adds the all-gathers that overlap with the input gradient; "
-            "Korthikanti et al. 2022 do not count them",
+            "sequence parallelism adds the all-gathers that overlap with the data gradient (of a "
+            "linear's input); Korthikanti et al. 2022 do not count them",
         )
     if config.model.kv_heads < config.parallel.tp:
         lines += (
@@ -88,7 +88,8 @@ def comm(config: Config) -> Report:
         )
     return Report(
         "comm",
-        f"Collectives per layer and per iteration: {setting(config)}, {recomputation(config)}",
+        f"Collectives per layer and per iteration: {whole_setting(config)}, "
+        f"{recomputation(config)}",
         COLUMNS,
         tuple(
             (scope, t.part, t.collective, t.phase, t.times, round(t.bytes), t.overlapped_with)

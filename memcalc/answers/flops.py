@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from memcalc import symbols
 from memcalc.analysis import flops as count
-from memcalc.answers.notes import batch_note, notes, recomputation, setting
+from memcalc.answers.notes import batch_note, notes, recomputation, setting, whole_setting
 from memcalc.blocks.layer import kinds, usual_kind
 from memcalc.config import Config, fields
 from memcalc.config.gpus import gpu
@@ -87,7 +87,8 @@ def flops(
     mfu = _percent(done.model, config, seconds, gpus)
     return Report(
         "flops",
-        f"FLOPs of {'one layer' if scope == 'layer' else 'an iteration'} of {setting(config)}, "
+        f"FLOPs of {'one layer' if scope == 'layer' else 'an iteration'} of "
+        f"{setting(config) if scope == 'layer' else whole_setting(config)}, "
         f"{recomputation(config)}",
         COLUMNS,
         (

@@ -113,6 +113,8 @@ def _answer(config: Config, rows: list[tuple[Any, ...]]) -> str:
     size = {name: format_bytes(bytes_) for kind, name, _, bytes_, _ in rows if kind == usual}
     first = f"one {usual + ' ' if several else ''}layer keeps {size['tensor']} per GPU"
     if config.parallel.tp == 1:
+        if size["tensor+selective"] == size["tensor"]:
+            return f"{first}; selective recomputation saves nothing, full keeps {size['full']}"
         return f"{first}; {size['tensor+selective']} with selective recomputation"
     least, what = size["tensor+selective"], "selective recomputation"
     if "tensor+sequence+selective" in size:

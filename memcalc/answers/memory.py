@@ -199,26 +199,18 @@ def _verdict(
     needed, verdict = beyond.needed(peak), beyond.verdict(peak, room.bytes)
     gpu_ = f"{room.name} ({size(room.bytes)})"
     at = f"stage {worst.stage}, {worst.peak.name}"
+    needs = f"at the peak ({at}), which needs {size(needed)}: {_sum(beyond, peak, size)}"
     if verdict == "fits":
-        return (
-            f"fits {gpu_}: {size(room.bytes - needed)} stay free at the peak ({at}), which needs "
-            f"{size(needed)}: {_sum(beyond, peak, size)}"
-        )
-    more = size(needed - room.bytes)
+        return f"fits {gpu_}: {size(room.bytes - needed)} stay free {needs}"
+    short = f"does not fit {gpu_}: {size(needed - room.bytes)} short {needs}"
     stages = sum(beyond.verdict(each.peak.bytes, room.bytes) != "fits" for each in held)
     do_not = "does not" if stages == 1 else "do not"
     several = f"; {stages} of {len(held)} stages {do_not} fit" if len(held) > 1 else ""
     if verdict == "allocated_only":
-        return (
-            f"does not fit {gpu_}: {more} short with {beyond.name}; the {size(peak)} allocated "
-            f"alone would fit ({at}){several}"
-        )
+        return f"{short}; allocated bytes alone would fit{several}"
     group, largest = max(by_group(worst.peak).items(), key=lambda item: item[1])
     name = OPTIMIZER if group == "optimizer" else group
-    return (
-        f"does not fit {gpu_}: stage {worst.stage} needs {more} more, with {size(peak)} allocated "
-        f"at its peak ({worst.peak.name}); largest part: {name}, {size(largest)}{several}"
-    )
+    return f"{short}; largest part: {name}, {size(largest)}{several}"
 
 
 def _sum(beyond: Headroom, peak: int, size: Callable[[int], str]) -> str:
@@ -364,6 +356,11 @@ def _in_a_pass(phase: Phase) -> bool:
 def _setting_notes(config: Config, explain: bool) -> Iterator[str]:
     """The schedule and the bytes per parameter, in words."""
     parallel, run = config.parallel, config.run
+    if not explain:
+        own = "" if parallel.sharding.own_master else "master weights and "
+        yield (
+            f"peak: weights + gradients + optimizer ({own}moments) + activations + logits + buffers"
+        )
     if parallel.pp > 1:
         what = parallel.scheduling.summary
         yield f"schedule: {parallel.order} ({what}), for {batch_note(config)}"

@@ -20,15 +20,15 @@ CLAIM_UNITS = (
 )
 COLUMNS = (
     Column("id", "text"),
-    Column("source", "text", detail=True),
-    Column("page", "count", detail=True, optional=True),
+    Column("source", "text", detail=2),
+    Column("page", "count", detail=2, optional=True),
     Column("printed", "text"),
     Column("unit", "text", detail=True, choices=CLAIM_UNITS),
     Column("ours", "text", optional=True, definition="number_or_text"),
-    Column("difference", "ratio", detail=True, optional=True),
-    Column("tolerance", "ratio", detail=True, optional=True),
+    Column("difference", "ratio", detail=2, optional=True),
+    Column("tolerance", "ratio", detail=2, optional=True),
     Column("verdict", "text", choices=tuple(VERDICTS)),
-    Column("explanation", "text", detail=True),
+    Column("explanation", "text", detail=2),
 )
 
 

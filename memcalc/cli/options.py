@@ -140,7 +140,9 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             help="How context parallelism exchanges keys and values: ring, all_gather, or "
             "all_to_all (Ulysses).  [default: ring]",
         ),
-        "ep": partial(option, "--ep", type=SIZE, help="Expert-parallel size.  [default: 1]"),
+        "ep": partial(
+            option, "--ep", type=SIZE, common=True, help="Expert-parallel size.  [default: 1]"
+        ),
         "etp": partial(
             option,
             "--etp",
@@ -234,6 +236,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--sharder",
             type=click.Choice(list(SHARDERS)),
             metavar="NAME",
+            common=True,
             help=f"Framework whose sharding is modeled: {', '.join(SHARDERS)}.  "
             "[default: megatron; deepspeed for --zero 2 and 3]",
         ),

@@ -25,10 +25,9 @@ def chosen(said: Mapping[str, Any]) -> Implementation:
         kernels = IMPLEMENTATIONS[name]
     if said.get("attention") not in (None, kernels.attention):
         if others := kernels.maker.attentions:
-            named = " or ".join(f"{name} ({kernel})" for kernel, name in others.items())
             raise ConfigError(
                 f"--implementation {kernels.name} has {kernels.attention} attention: for "
-                f"the other, use {named}"
+                f"{said['attention']} attention use --implementation {others[said['attention']]}"
             )
         source = f"otherwise {kernels.source}"
         kernels = replace(kernels, attention=said["attention"], source=source)

@@ -46,7 +46,7 @@ def draw(config: Config) -> Figure:
     reserved = [(beyond.allocator(stage.peak.bytes) - stage.peak.bytes) / scale for stage in held]
     fixed = [sum(part.bytes for part in beyond.fixed) / scale] * len(held)
     for label, hatch, heights in (
-        ("reserved, not allocated", "////", reserved),
+        ("reserved but unallocated", "////", reserved),
         ("CUDA context and NCCL", "....", fixed),
     ):
         bars.append(Part(f"{label}\n(estimated)", "0.35", hatch, heights, estimated=True))

@@ -129,7 +129,7 @@ def _equal(config: Config, panels: list[list[dict[str, int]]], names: list[str])
     """Reasons why bars are equal."""
     lines = []
     if config.parallel.tp == 1:
-        lines.append("t is 1, so neither tensor nor sequence parallelism changes a bar (see --tp)")
+        lines.append("--tp 1: bars with and without tensor and sequence parallelism are equal")
     if all(bars[names.index("tensor")] == bars[names.index("tensor+selective")] for bars in panels):
         lines.append("selective recomputation drops nothing: attention keeps no scores")
     return ["; ".join(lines)] if lines else []

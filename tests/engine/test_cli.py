@@ -491,7 +491,7 @@ USAGE = [
     ("ledger 22b --recompute none,full", "--recompute none cannot be combined with"),
     (
         "ledger llama-3-8b --implementation transformers-eager --attention flash",
-        "or transformers-sdpa (flash)",
+        "for flash attention use --implementation transformers-sdpa",
     ),
     ("flops 22b --iteration-time 0", "must be from 1e-6 to 1e9 seconds"),
     ("flops 22b --iteration-time 1e-320", "must be from 1e-6 to 1e9 seconds"),

@@ -213,7 +213,8 @@ class TestFits:
         assert (row["verdict"], row["fits"]) == ("does_not_fit", False)
         assert row["capacity_bytes"] == gpu("v100").memory_bytes
         first = outcome.document["notes"][0]
-        assert first.startswith("does not fit v100-32gb (32 GiB): stage 0 needs ")
+        assert first.startswith("does not fit v100-32gb (32 GiB): ")
+        assert " short at the peak (stage 0, " in first
         assert "; largest part: " in first
         (large,) = rows(memcalc("memory 22b --sp --recompute selective --format json"))
         assert (large["verdict"], large["fits"]) == ("fits", True)
@@ -222,7 +223,7 @@ class TestFits:
         line = "memory llama-3-8b -s 4096 --gpu h100 --zero 1 --dp 8"
         text = memcalc(line).out
         assert text.startswith("does not fit h100-sxm")
-        assert "allocated alone would fit" in " ".join(text.splitlines()[:3])
+        assert "allocated bytes alone would fit" in " ".join(text.splitlines()[:4])
         (row,) = rows(memcalc(f"{line} --format json"))
         assert (row["verdict"], row["fits"]) == ("allocated_only", False)
         assert row["peak_bytes"] < row["capacity_bytes"]
@@ -282,7 +283,7 @@ class TestFits:
             assert found["reserved_estimated_bytes"] == row["reserved_estimated_bytes"]
             outcome = memcalc(f"{line} --budget {peak + more - 1}B --margin {margin}")
             assert outcome.status == 1
-            assert "short with the margin" in " ".join(outcome.out.split())
+            assert " GiB margin; allocated bytes alone would fit" in " ".join(outcome.out.split())
         outcome = memcalc(f"{line} --margin lots")
         assert (outcome.status, outcome.err.count("\n")) == (2, 1)
 
