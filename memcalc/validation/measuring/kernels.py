@@ -253,7 +253,7 @@ class FlashAttention(Function):
         ctx.causal = causal
         scores = _scores(q, k, causal)
         lse = torch.logsumexp(scores, -1)
-        probs = torch.exp(scores - lse.unsqueeze(-1))
+        probs = scores if q.is_meta else torch.exp(scores - lse.unsqueeze(-1))
         out = torch.einsum(f"bast,batd->{order}ad", probs, _repeat(v, q).float())
         out = (
             out.to(q.dtype).contiguous().permute(*((1, 2, 0, 3) if order == "sb" else (0, 2, 1, 3)))
@@ -416,7 +416,9 @@ class Rotate(Function):
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left, right = _halves(x)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+    if not x.is_meta:  # there only shapes count
+        left, right = left * cos - right * sin, right * cos + left * sin
+    return torch.cat([left, right], -1)
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -432,7 +434,10 @@ def _gated(packed: Tensor, kind: str) -> Tensor:
 
 def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """Scaled scores (b, a, s, s), causal or not, in fp32."""
-    scores = q.float() @ _repeat(k, q).float().transpose(-1, -2) / q.shape[-1] ** 0.5
+    scores = q.float() @ _repeat(k, q).float().transpose(-1, -2)
+    if q.is_meta:  # no values: only GEMMs and shapes count
+        return scores
+    scores = scores / q.shape[-1] ** 0.5
     if not causal:
         return scores
     s = q.shape[2]
