@@ -23,7 +23,7 @@ from memcalc.progress import doing
 from memcalc.report import Column, Report, with_detail
 from memcalc.validation.deriving import beside, whole
 from memcalc.validation.deriving.derivation import derive
-from memcalc.validation.deriving.derived import Derived, total
+from memcalc.validation.deriving.derived import total
 from memcalc.validation.deriving.forms import forms, how
 from memcalc.validation.deriving.symbolic_layer import derived_layer
 from memcalc.validation.layers import families, hugging_face
@@ -94,13 +94,14 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
         DeriveError: The model cannot be derived.
     """
     _require_against(against)
-    theirs, derived, model = _derived_model(target, settings)
+    theirs, made = _derived_model(target, settings)
+    derived, model, _ = made
     content, config, run, said_of_it = theirs
     if against and config is None:
         raise UsageError(
             f"--against ledger: memcalc has no ledger of {target}, as its family is unknown"
         )
-    found = whole.parts(derived, model, content, run, config)
+    found = whole.parts(made, config)
     inside, outside = found[:-1], found[-1]
     kernels = run.implementation
     own = model.sizes()
@@ -130,19 +131,19 @@ def derive_model(target: str, against: str | None = None, **settings: Any) -> Re
 
 def _derived_model(
     target: str, settings: Mapping[str, Any]
-) -> tuple["_Theirs", Derived, whole.Whole]:
+) -> tuple["_Theirs", whole.DerivedModel]:
     """A derived model, with eager attention if no option names one and its family has no sdpa."""
     asked = settings.get("implementation") or settings.get("attention")
     try:
         theirs = _Theirs.of(target, settings)
-        return theirs, *whole.derived_model(theirs.content, theirs.run)
+        return theirs, whole.derived_model(theirs.content, theirs.run)
     except hugging_face.NoAttentionError:
         if asked:
             raise
     theirs = _Theirs.of(target, {**settings, "implementation": _KERNELS["unfused"]})
     assumed = "assumed: eager attention, as the family has no sdpa attention"
     theirs = theirs._replace(notes=(assumed, *theirs.notes))
-    return theirs, *whole.derived_model(theirs.content, theirs.run)
+    return theirs, whole.derived_model(theirs.content, theirs.run)
 
 
 # --attention -> the implementation of Hugging Face's that has it.

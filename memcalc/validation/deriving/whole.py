@@ -131,8 +131,22 @@ class Part(NamedTuple):
     tensors: tuple[Kept, ...]
 
 
-def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]:
-    """The formula of a model that is deep enough to show every kind of layer, and that model.
+class DerivedModel(NamedTuple):
+    """The formula of a model that is deep enough to show every kind of layer.
+
+    Attributes:
+        derived: What the model saves.
+        model: The model, with the depth at which it was derived.
+        kinds: For each stack of the model in its full depth the kinds of its layers.
+    """
+
+    derived: Derived
+    model: Whole
+    kinds: list[tuple[int, ...]]
+
+
+def derived_model(content: Mapping[str, Any], run: Run) -> DerivedModel:
+    """The formula of a model.
 
     The formula holds at the run's sizes. One more layer must save what its kind of layer saves.
 
@@ -153,7 +167,7 @@ def derived_model(content: Mapping[str, Any], run: Run) -> tuple[Derived, Whole]
         doing(f"deriving {model.family} with {depth} layer{'s' if depth > 1 else ''} per stack")
         derived = _derived(model)
         if depth >= deepest or _one_more(derived, model, Whole(content, run, depth + 1), kinds):
-            return derived, model
+            return DerivedModel(derived, model, kinds)
     raise DeriveError(f"layers after the first {first} save other tensors than these")
 
 
@@ -196,24 +210,16 @@ def _one_more(derived: Derived, model: Whole, deeper: Whole, kinds: list[tuple[i
     return found == derived.value() + total(more).value(derived.sizes)
 
 
-def parts(
-    derived: Derived,
-    model: Whole,
-    content: Mapping[str, Any],
-    run: Run,
-    known: Config | None = None,
-) -> list[Part]:
+def parts(found: DerivedModel, known: Config | None = None) -> list[Part]:
     """What each kind of layer saves, and what the model saves outside its layers.
 
     Layers of one kind save the same tensors.
 
     Args:
-        derived: What the model saves.
-        model: The model, with the depth at which it was derived.
-        content: Its config.json.
-        run: Its run.
-        known: memcalc's reading of it, which names the kinds; None if it cannot read it.
+        found: The formula of the model.
+        known: memcalc's reading of the model, which names the kinds; None if it cannot read it.
     """
+    derived, model, deep = found
     layers: dict[tuple[int, int], list[Kept]] = {}
     outside: list[Kept] = []
     stacks = model.stacks()
@@ -230,17 +236,16 @@ def parts(
     for (index, number), tensors in layers.items():
         same = tuple((each.module, each.op, each.formula) for each in tensors)
         alike.setdefault((index, same), []).append(number)
-    deep = [stack.kinds for stack in Whole(content, run).stacks()]
-    found: list[Part] = []
+    named: list[Part] = []
     for (index, _), numbers in reversed(alike.items()):
         name = _kind_of(stacks, index, numbers[-1], known)
-        if name in (part.name for part in found):
+        if name in (part.name for part in named):
             name = f"{name} {numbers[-1]}"
         # layers beyond the derived depth save what the first one built in the same way saves
         beyond = deep[index][len(stacks[index].kinds) :]
         there = len(numbers) + sum(kind in numbers for kind in beyond)
-        found.insert(0, Part(name, there, tuple(layers[index, numbers[-1]])))
-    return [*found, Part(OUTSIDE, 1, tuple(outside))]
+        named.insert(0, Part(name, there, tuple(layers[index, numbers[-1]])))
+    return [*named, Part(OUTSIDE, 1, tuple(outside))]
 
 
 def _kind_of(stacks: list[Stack], index: int, number: int, known: Config | None) -> str:
