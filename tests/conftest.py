@@ -1,6 +1,7 @@
 """What tests share: markers, the command line in this process, and exact evaluation of formulas."""
 
 import ast
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -36,6 +37,11 @@ def pytest_collection_modifyitems(items):
         item.add_marker(item.path.relative_to(TESTS).parts[0])
         if WITHOUT and item.get_closest_marker("torch"):
             item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(WITHOUT)}"))
+
+
+def pytest_collection_finish():
+    """What is loaded by now stays: the garbage collector need not look through it each time."""
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path):
