@@ -111,7 +111,8 @@ def memory(
             instead of the estimate.
 
     Raises:
-        ConfigError: The budget is neither a size nor a GPU; or the stages cannot be counted.
+        ConfigError: The budget is neither a size nor a GPU; the stages cannot be counted; or they
+            have fewer ranks than the experts need.
         UsageError: There is nothing to fill, or no memory to fill; or the margin is no size.
 
     >>> from memcalc.config import load
@@ -120,6 +121,7 @@ def memory(
     ('fits', 'fits a100-80gb (')
     """
     config = config.padded
+    config.parallel.experts_fit()
     room = _limit(budget) or _capacity(config)
     beyond = headroom(config, margin)
     held = device(config)
@@ -391,12 +393,6 @@ def _setting_notes(config: Config, explain: bool) -> Iterator[str]:
     tied = [stage for stage in range(parallel.pp) if Rank(config, stage).copies]
     if tied:
         yield f"embedding table: a copy is on {_ranges(tied)}"
-    ranks = parallel.tp * parallel.cp * parallel.dp
-    if config.model.experts and parallel.ep * parallel.expert_tp > ranks:
-        yield (
-            f"warning: expert parallelism needs {parallel.ep * parallel.expert_tp} ranks per "
-            f"stage, but --tp x --cp x --dp is {ranks}: pass a larger --dp"
-        )
 
 
 def _of_a_parameter(config: Config) -> str:

@@ -3,6 +3,7 @@
 from memcalc.answers.effect import nothing_frozen, nothing_recomputed, without_effect
 from memcalc.config import Config
 from memcalc.config.gpus import Gpu, gpu
+from memcalc.units import counted
 
 CAPABILITIES = {"bf16": 80, "fp8": 89}  # the first CUDA compute capability that has it, times 10
 
@@ -63,7 +64,21 @@ def ineffective(config: Config) -> tuple[str, ...]:
     lines = without_effect(config.model, config.parallel, config.run)
     if config.run.recompute_layers == 0:
         lines.append("--recompute-layers 0 recomputes nothing")
+    lines += _too_many_recomputed(config)
     return (*lines, *nothing_recomputed(config.model, config.run))
+
+
+def _too_many_recomputed(config: Config) -> list[str]:
+    """More layers to recompute than a model chunk has."""
+    model, number = config.model, config.run.recompute_layers or 0
+    chunks = config.parallel.spread(model.layers + (model.encoder_layers or 0), model.mtp_layers)
+    most = max(chunk.layers for chunk in chunks)
+    if number <= most:
+        return []
+    return [
+        f"--recompute-layers {number} recomputes all layers: a model chunk has "
+        f"{counted(most, 'layer')}"
+    ]
 
 
 def _of_stacks(config: Config) -> list[str]:

@@ -153,8 +153,8 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--imbalance",
             type=Number(),
-            help="Tokens routed to the busiest expert rank, as a multiple of a balanced share; at "
-            "most --ep, which is all tokens.  [default: 1]",
+            help="Tokens routed to the busiest expert rank, as a multiple of a balanced share: "
+            "from 1 to --ep, which is all tokens.  [default: 1]",
         ),
         "dp": partial(
             option, "--dp", type=SIZE, common=True, help="Data-parallel size.  [default: 1]"

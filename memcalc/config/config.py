@@ -1,5 +1,6 @@
 """A model, its parallelism and its run together, checked against each other."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from memcalc.config.run import Run
 from memcalc.errors import ConfigError
 from memcalc.frameworks import of_step
 from memcalc.frameworks.record import Framework
+
+MOST_TP = 128  # the largest tensor-parallel size that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Config:
     >>> Config(model, Parallel(tp=3), Run(seq_length=128))
     Traceback (most recent call last):
         ...
-    memcalc.errors.ConfigError: --tp 3 must divide heads 8
+    memcalc.errors.ConfigError: --tp 3 must divide heads 8: use 1, 2, 4 or 8
     """
 
     model: Model
@@ -45,14 +48,10 @@ class Config:
         for name, kind in (("model", Model), ("parallel", Parallel), ("run", Run)):
             fields.instance(name, getattr(self, name), kind)
         model, tp = self.model, self.parallel.tp
-        tensor = ("--tp", tp)
-        fields.divides(tensor, ("heads", model.heads))
-        if model.kv_heads >= tp:
-            fields.divides(tensor, ("kv_heads", model.kv_heads))
-        else:
-            fields.divides(("kv_heads", model.kv_heads), tensor)
-            fields.divides(tensor, ("(heads + 2 x kv_heads) x head_size", _qkv_width(model)))
-        fields.divides(tensor, ("ffn_size", model.ffn_size))
+        try:
+            _tensor_parallel(model, tp)
+        except ConfigError as error:
+            raise ConfigError(f"{error}: use {_valid_tp(model)}") from error
         self._experts_divide()
         chunks = self.parallel.chunks
         if chunks > 1 and model.encoder_layers is not None:
@@ -101,7 +100,8 @@ class Config:
         model, parallel = self.model, self.parallel
         if model.experts is None:
             if parallel.ep > 1 or parallel.etp is not None:
-                raise ConfigError(f"--ep and --etp need experts; {model.name} has none")
+                name = "--ep" if parallel.ep > 1 else "--etp"
+                raise ConfigError(f"{name} needs experts; {model.name} has none")
             return
         fields.divides(("--ep", parallel.ep), ("experts", model.experts.number))
         if self.run.imbalance > parallel.ep > 1:
@@ -186,5 +186,24 @@ class Config:
         return replace(self, parallel=replace(self.parallel, **degrees))
 
 
-def _qkv_width(model: Model) -> int:
-    return (model.heads + 2 * model.kv_heads) * model.head_size
+def _tensor_parallel(model: Model, tp: int) -> None:
+    """Refuse a tensor-parallel size that does not divide heads or the MLP's width."""
+    tensor, kv_heads = ("--tp", tp), ("kv_heads", model.kv_heads)
+    fields.divides(tensor, ("heads", model.heads))
+    if model.kv_heads >= tp:
+        fields.divides(tensor, kv_heads)
+    else:
+        fields.divides(kv_heads, tensor)
+        width = (model.heads + 2 * model.kv_heads) * model.head_size
+        fields.divides(tensor, ("(heads + 2 x kv_heads) x head_size", width))
+    fields.divides(tensor, ("ffn_size", model.ffn_size))
+
+
+def _valid_tp(model: Model) -> str:
+    """The valid tensor-parallel sizes of a model, in words; of many the first."""
+    sizes = []
+    for tp in range(1, min(model.heads, MOST_TP) + 1):
+        with suppress(ConfigError):
+            _tensor_parallel(model, tp)
+            sizes.append(str(tp))
+    return " or ".join(filter(None, (", ".join(sizes[:-1]), sizes[-1])))

@@ -1,5 +1,6 @@
 """How a model is split over ranks."""
 
+import math
 from dataclasses import dataclass
 
 from memcalc.config import fields, pipeline
@@ -229,9 +230,27 @@ class Parallel:
         ranks, spread = self.tp * self.cp * self.dp, self.ep * self.expert_tp
         if self.dp == 1 and ranks < spread:  # dp is also 1 where it is not given
             return 1
-        name = "--ep x --tp" if self.etp is None else "--ep x --etp"
-        fields.divides((name, spread), ("--tp x --cp x --dp", ranks))
+        self.experts_fit()
         return ranks // spread
+
+    def experts_fit(self) -> None:
+        """Refuse experts whose ranks do not divide those of a stage.
+
+        >>> Parallel(ep=8, dp=4).experts_fit()
+        Traceback (most recent call last):
+            ...
+        memcalc.errors.ConfigError: --ep 8 x --tp 1 needs a multiple of 8 ranks per stage, but \
+--tp x --cp x --dp = 4: pass --dp 8
+        """
+        each, needed = self.tp * self.cp, self.ep * self.expert_tp
+        if each * self.dp % needed:
+            name = "--tp" if self.etp is None else "--etp"
+            step = math.lcm(needed, each) // each
+            raise ConfigError(
+                f"--ep {self.ep} x {name} {self.expert_tp} needs a multiple of {needed} ranks per "
+                f"stage, but --tp x --cp x --dp = {each * self.dp}: pass --dp "
+                f"{-(-self.dp // step) * step}"
+            )
 
     @property
     def expert_tp(self) -> int:
@@ -319,6 +338,9 @@ class Parallel:
         sharder = self.sharding
         if self.zero not in sharder.stages:
             why = sharder.refusal.format(zero=self.zero)
+            raise ConfigError(f"--sharder {self.sharder} {why}")
+        if self.pp > 1 and self.zero not in sharder.pipeline_stages:
+            why = sharder.pipeline_refusal.format(zero=self.zero)
             raise ConfigError(f"--sharder {self.sharder} {why}")
         fields.whole("shard_copies", self.shard_copies, 2**20)
         if self.replicas > 1:

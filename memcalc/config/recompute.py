@@ -101,7 +101,9 @@ def policy(words: Iterable[str]) -> Policy:
         elif word in REGIONS:
             found |= Policy(frozenset({word}))
         else:
-            hint = nearest(word[:40], WORDS, "`memcalc ledger --help`")
+            hint = nearest(word[:40], WORDS, "`memcalc memory --help`")
+            if word in METHODS:
+                hint = f"use --recompute full --recompute-method {word}"
             raise ConfigError(f"--recompute {word[:40]!r} is neither a policy nor a region; {hint}")
     outermost = frozenset(name for name in found.regions if not _inside(name, found.regions))
     return found._replace(regions=outermost, dropped=found.dropped & outermost)

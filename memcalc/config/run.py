@@ -40,7 +40,7 @@ class Run:
         recompute_layers: That number, or None: 1 of uniform, all of block; 0 is no recomputation.
         implementation: The kernels.
         imbalance: Tokens routed to the busiest expert rank, as a multiple of a balanced share: 1
-            with a balanced router; more than ``ep`` is as ``ep``, all tokens.
+            with a balanced router, ``ep`` where it receives all tokens.
         gpu: The name of the GPU, or None if unknown.
         optimizer: A word of ``OPTIMIZERS``.
         main_grads: The dtype that gradients accumulate in, over micro-batches.
@@ -136,9 +136,9 @@ class Run:
             fields.word("recompute_method", self.recompute_method, METHODS)
         if self.recompute_layers is not None and self.recompute_layers != 0:
             fields.whole("recompute_layers", self.recompute_layers, pipeline.MOST)
-        given = self.recompute_method is not None or self.recompute_layers is not None
-        if given and chosen != POLICIES["full"]:
-            raise ConfigError("--recompute-method and --recompute-layers need --recompute full")
+        for name in ("recompute_method", "recompute_layers"):
+            if getattr(self, name) is not None and chosen != POLICIES["full"]:
+                raise ConfigError(f"--{name.replace('_', '-')} needs --recompute full")
 
     @property
     def policy(self) -> Policy:

@@ -61,6 +61,8 @@ SHARDER = Sharder(
     stages=(0, 1),
     refusal="shards optimizer states only (--zero 1): for --zero {zero} use --sharder deepspeed, "
     "fsdp2 or megatron-fsdp",
+    pipeline_stages=(0, 1),
+    pipeline_refusal="",
     default_stage=None,
     default_for=(0, 1),
     over_context=True,
@@ -83,6 +85,7 @@ MEGATRON_FSDP = SHARDER._replace(
     source="Megatron-core distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py",
     stages=(0, 1, 2, 3),
     refusal="",
+    pipeline_stages=(0, 1, 2, 3),
     default_stage=3,
     default_for=(),
     gathers={1: ("step",), 2: ("step",), 3: ("forward", "backward")},

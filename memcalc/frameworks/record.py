@@ -72,6 +72,8 @@ class Sharder(NamedTuple):
         source: Where it keeps weights, gradients and optimizer states.
         stages: The ZeRO stages that it has.
         refusal: Why another stage is refused; ``{zero}`` stands for it.
+        pipeline_stages: Those that it has under pipeline parallelism.
+        pipeline_refusal: Why another stage is refused there, likewise.
         default_stage: The stage where none is named; None is 0.
         default_for: The stages for which it is the default.
         over_context: Whether context-parallel ranks share the shards too.
@@ -94,6 +96,8 @@ class Sharder(NamedTuple):
     source: str
     stages: Collection[int]
     refusal: str
+    pipeline_stages: Collection[int]
+    pipeline_refusal: str
     default_stage: int | None
     default_for: Collection[int]
     over_context: bool

@@ -643,7 +643,7 @@ def test_a_value_of_5000_digits_is_not_echoed_whole(memcalc, option):
         ("layer zzzz", "nor a file; `memcalc models` lists all\n"),
         ("memory 22b --gpu zzzz", "is unknown; `memcalc gpus` lists all\n"),
         ("memory 22b --budget zzzz", "or a GPU; `memcalc gpus` lists all\n"),
-        ("ledger 22b --recompute zzzz", "nor a region; `memcalc ledger --help` lists all\n"),
+        ("ledger 22b --recompute zzzz", "nor a region; `memcalc memory --help` lists all\n"),
         ("zzzz", "no command 'zzzz'; `memcalc --help` lists all\n"),
     ],
 )

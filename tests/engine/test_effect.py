@@ -58,7 +58,15 @@ FLAGS |= {"keep_gradients"}
 BASES = {
     "plain": {},
     "sharded": {"tp": 2, "sp": None, "pp": 2, "dp": 4, "cp": 2, "zero": 1, "gpu": "h100"},
-    "recomputed": {"recompute": "full", "precision": "fp8", "zero": 3, "dp": 4, "pp": 2, "vpp": 2},
+    "recomputed": {
+        "recompute": "full",
+        "precision": "fp8",
+        "zero": 1,
+        "sharder": "deepspeed",
+        "dp": 4,
+        "pp": 2,
+        "vpp": 2,
+    },
 }
 # Options that are not tried, and why.
 UNTRIED = {
@@ -69,7 +77,7 @@ UNTRIED = {
 }
 # Setup and option -> what its refusal says.
 DENSE_ONLY = {
-    (base, option): "--ep and --etp need experts" for base in BASES for option in ("ep", "etp")
+    (base, option): f"--{option} needs experts" for base in BASES for option in ("ep", "etp")
 }
 REFUSED = {
     ("plain", "vpp"): "--vpp 2 needs --pp of at least 2",
@@ -81,22 +89,22 @@ REFUSED = {
     ("sharded", "fp8_params"): "--fp8-params needs --precision fp8",
     ("plain", "layout"): "--layout has 4 layers in 2 chunks",
     ("plain", "shard_copies"): "--shard-copies needs --zero 1, 2 or 3",
-    ("plain", "recompute_method"): "need --recompute full",
-    ("plain", "recompute_layers"): "need --recompute full",
-    ("sharded", "recompute_method"): "need --recompute full",
-    ("sharded", "recompute_layers"): "need --recompute full",
+    ("plain", "recompute_method"): "needs --recompute full",
+    ("plain", "recompute_layers"): "needs --recompute full",
+    ("sharded", "recompute_method"): "needs --recompute full",
+    ("sharded", "recompute_layers"): "needs --recompute full",
     ("recomputed", "first_stage_layers"): "--vpp 2 must divide",
     ("recomputed", "last_stage_layers"): "--vpp 2 must divide",
     ("recomputed", "layout"): "--layout has 4 layers in 2 chunks",
     ("recomputed", "schedule"): "--vpp 2 needs --schedule interleaved",
     ("recomputed", "distributed_optimizer"): "means --zero 1 --sharder megatron",
 }
+MEMORY_ONLY = {("plain", "ep"): "needs a multiple of 2 ranks per stage"}
 # What states a default of these setups: nothing changes, and nothing is to be said.
 STATED = {
     ("sharded", "distributed_optimizer"),  # zero 1 of sharder megatron
     ("plain", "etp"),  # as tp
     ("recomputed", "etp"),
-    ("recomputed", "sharder"),  # deepspeed, of zero 3
     ("recomputed", "main_grads"),  # the weights' dtype, of DeepSpeed
 }
 
@@ -134,7 +142,8 @@ def test_each_option_changes_the_answer_or_that_is_said(memcalc, tmp_path, quest
             continue
         assert name in VALUES or name in FLAGS, name
         outcome = memcalc_json(asked, {**settings, name: VALUES.get(name)})
-        refusal = (REFUSED if sizes is EXPERTS else REFUSED | DENSE_ONLY).get((base, name))
+        refused = REFUSED | (MEMORY_ONLY if question == "memory" else {})
+        refusal = (refused if sizes is EXPERTS else refused | DENSE_ONLY).get((base, name))
         assert (outcome.status == 2) == (refusal is not None), name
         if refusal:
             assert refusal in outcome.err
@@ -158,9 +167,9 @@ def memcalc_json(asked, settings):
 class TestNamed:
     def test_more_recomputed_layers_than_there_are(self, memcalc):
         line = "memory 22b --recompute full --recompute-method block --recompute-layers"
-        said = "warning: --recompute-layers has no effect on this answer"
-        assert said in memcalc(f"{line} 49").out
-        assert said not in memcalc(f"{line} 47").out
+        said = "--recompute-layers 49 recomputes all layers: a model chunk has 48 layers"
+        assert f"warning: {said}" in " ".join(memcalc(f"{line} 49").out.split())
+        assert "warning" not in memcalc(f"{line} 47").out
 
     def test_a_gpu_without_a_time(self, memcalc):
         said = "warning: --gpu has no effect on this answer"

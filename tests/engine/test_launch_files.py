@@ -445,12 +445,11 @@ class TestMegatronArguments:
         implementation = script(TOY + arguments).run.implementation
         assert (implementation.name, implementation.attention) == kernels
 
-    def test_gpus_that_the_degrees_do_not_divide_say_no_data_parallelism(self, script):
+    def test_gpus_that_the_parallel_sizes_do_not_divide_are_warned_about(self, script):
         config = script(TOY + "--tensor-model-parallel-size 8", "GPUS_PER_NODE=4\nNNODES=1")
         assert config.parallel.dp == 1
-        assert (
-            "data-parallel size 1 (the file's 4 GPUs are not a multiple of TP x PP x CP = 8)"
-            in assumed(config)
+        assert warnings(config) == (
+            "the file's 4 GPUs are not a multiple of TP x PP x CP = 8: counted with --dp 1",
         )
 
     def test_what_is_not_modelled_and_what_is_not_known_is_named(self, script):
@@ -854,7 +853,7 @@ class TestRunFiles:
         assert not warnings(config)
 
     def test_accumulation_replaces_the_batch_of_the_models_own_run(self, write):
-        config = load("530b", write(DEEPSPEED, "ds.json"), schedule="1f1b")
+        config = load("530b", write(DEEPSPEED, "ds.json"), schedule="1f1b", pp=1)
         assert (config.run.micro_batch_size, config.run.global_batch_size) == (4, 4 * 8)
 
     def test_auto_says_nothing(self, write):

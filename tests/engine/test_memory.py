@@ -190,12 +190,12 @@ class TestRows:
         assert any("Muon's Newton-Schulz steps" in note for note in notes)
 
     def test_experts_need_as_many_ranks_as_they_are_spread_over(self, memcalc):
-        line = "memory mixtral-8x7b --ep 8 --format json"
-        notes = memcalc(line).document["notes"]
-        assert any("needs 8 ranks per stage, but --tp x --cp x --dp is 1" in note for note in notes)
-        outcome = memcalc(f"{line} --dp 4")
-        assert outcome.status == 2
-        assert "--ep x --tp = 8 must divide --tp x --cp x --dp = 4" in outcome.err
+        few = "--ep 8 x --tp 1 needs a multiple of 8 ranks per stage, but --tp x --cp x --dp = "
+        assert f"{few}1: pass --dp 8\n" in memcalc("memory mixtral-8x7b --ep 8").err
+        assert f"{few}4: pass --dp 8\n" in memcalc("memory mixtral-8x7b --ep 8 --dp 4").err
+        error = memcalc("memory mixtral-8x7b --ep 8 --etp 1 --tp 4 --dp 3").err
+        assert "--ep 8 x --etp 1 needs a multiple of 8 ranks" in error
+        assert error.endswith("pass --dp 4\n")
 
 
 def load_line(line):

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.config import fields, pipeline
-from memcalc.config.assumption import Assumption
 from memcalc.config.readers.megatron.arguments import Arguments
 from memcalc.config.readers.megatron.names import CONTEXT_KINDS
 from memcalc.errors import ConfigError
@@ -27,8 +26,10 @@ def parallel(said: Arguments, world: int | None) -> dict[str, Any]:
     if world and size > 0 and world % size == 0:
         settings["dp"] = world // size
     elif world:
-        why = f"the file's {world} GPUs are not a multiple of TP x PP x CP = {size}"
-        said.assumed.append(Assumption("dp", 1, why))
+        said.unmodelled.append(
+            f"the file's {world} GPUs are not a multiple of TP x PP x CP = {size}: counted with "
+            "--dp 1"
+        )
     return settings
 
 
