@@ -202,7 +202,7 @@ class TestRows:
         row = changed(MEGATRON, "args", "tensor-model-parallel-size", to=3)
         (found,) = rows(written(row))
         assert found.peak is found.peak_error is None
-        assert found.flags == ["refused: --tp 3 must divide heads 8"]
+        assert found.flags == ["refused: --tp 3 must divide heads 8: use 1, 2, 4 or 8"]
 
     @pytest.mark.parametrize(
         ("gpu", "flag"), [("TPU", "unknown GPU TPU"), (None, "unknown GPU"), (..., "unknown GPU")]

@@ -155,7 +155,7 @@ def test_experts_gradients_are_reduced_over_ranks_that_hold_the_same_experts():
         4 * 2 * expert,  # two experts on a rank, two replicas: a ring sends the whole once
     ]
     assert reduced("mixtral-8x7b", dp=1, cp=2, ep=8) == [4 * dense]
-    with pytest.raises(ConfigError, match="--cp x --dp = 6: pass --dp 8$"):
+    with pytest.raises(ConfigError, match="--dp = 6: pass --dp 8"):
         reduced("mixtral-8x7b", dp=6, ep=4)
 
 

@@ -173,6 +173,33 @@ def test_settings_that_cannot_be_are_refused(settings, message):
         load("22b", **settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("qwen2.5-7b", {"tp": 8}, "--tp 8 must divide heads 28: use 1, 2 or 4"),
+        ("llama-3-8b", {"recompute_method": "block"}, "--recompute-method needs --recompute full"),
+        ("llama-3-8b", {"recompute_layers": 2}, "--recompute-layers needs --recompute full"),
+        ("llama-3-8b", {"ep": 4}, "--ep needs experts; llama-3-8b has none"),
+        ("llama-3-8b", {"etp": 4}, "--etp needs experts; llama-3-8b has none"),
+        ("llama-3-8b", {"recompute": "uniform"}, "use --recompute full --recompute-method uniform"),
+    ],
+)
+def test_a_refusal_names_what_was_set_and_what_is_valid(name, settings, message):
+    with pytest.raises(ConfigError) as refusal:
+        load(name, **settings)
+    assert str(refusal.value).endswith(message)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_deepspeed_has_no_pipeline_with_sharded_gradients_or_weights(zero):
+    """PipelineEngine asserts this: deepspeed/runtime/pipe/engine.py."""
+    message = f"--sharder deepspeed has no --zero {zero} with --pp: use --zero 1, or --sharder "
+    with pytest.raises(ConfigError, match=message):
+        load("llama-3-8b", dp=8, pp=4, zero=zero)
+    for allowed in ({"zero": 1, "sharder": "deepspeed"}, {"zero": zero, "sharder": "fsdp2"}):
+        assert load("llama-3-8b", dp=8, pp=4, **allowed).parallel.pp == 4
+
+
 def test_an_unknown_recomputation_is_refused_with_the_nearest():
     with pytest.raises(MemcalcError, match="'selectiv' is neither a policy nor a region; did you"):
         memcalc.layer_bytes(load("22b", recompute="selectiv"))
