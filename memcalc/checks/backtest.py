@@ -86,7 +86,7 @@ class Stages(tuple[Any, ...]):
         )
 
 
-class Row(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run, predicted.
 
     Attributes:
@@ -135,7 +135,9 @@ def error(predicted: int, measured: int) -> float:
     return float(Fraction(predicted - measured, measured))
 
 
-def rows(path: Path, imbalance: float = BALANCED, patterns: str | Sequence[str] = ()) -> list[Row]:
+def rows(
+    path: Path, imbalance: float = BALANCED, patterns: str | Sequence[str] = ()
+) -> list[ComparedRun]:
     """The runs of a file, each with its prediction.
 
     Args:
@@ -249,7 +251,7 @@ def backtest(
     )
 
 
-def _row(run: MeasuredRun, imbalance: float) -> Row:
+def _row(run: MeasuredRun, imbalance: float) -> ComparedRun:
     if run.config is not None and run.config.model.experts is not None:
         run = run._replace(config=unbalanced(run.config, imbalance))
     highest = max(run.measured, key=lambda each: each.peak)
@@ -261,9 +263,9 @@ def _row(run: MeasuredRun, imbalance: float) -> Row:
         except ConfigError as error_:
             refused = str(error_)
     if run.config is None or not predicted:
-        return Row(run, highest, None, [*found, f"refused: {refused}"], Stages())
+        return ComparedRun(run, highest, None, [*found, f"refused: {refused}"], Stages())
     stages = Stages(_stage(run.config, each, predicted[each.stage]) for each in run.measured)
-    return Row(run, highest, predicted[highest.stage], found, stages)
+    return ComparedRun(run, highest, predicted[highest.stage], found, stages)
 
 
 def _stage(config: Config, measured: Measured, predicted: StageMemory) -> dict[str, Any]:
@@ -295,7 +297,7 @@ def unbalanced(config: Config, imbalance: float) -> Config:
     return replace(config, run=replace(config.run, imbalance=share))
 
 
-def _answer(unflagged: Sequence[Row], flagged: int) -> str:
+def _answer(unflagged: Sequence[ComparedRun], flagged: int) -> str:
     """The median and the worst error of the peaks of unflagged rows."""
     errors = {row.run.id: row.peak_error for row in unflagged if row.peak_error is not None}
     if not errors:
@@ -317,7 +319,7 @@ def _flagged(number: int, total: int) -> Iterator[str]:
         )
 
 
-def _summary(name: str, found: Sequence[Row]) -> list[str]:
+def _summary(name: str, found: Sequence[ComparedRun]) -> list[str]:
     """The distribution of the absolute errors, in %."""
     peaks = [abs(row.peak_error) for row in found if row.peak_error is not None]
     steady = [abs(row.steady_error) for row in found if row.steady_error is not None]
@@ -347,7 +349,7 @@ def _counted(words: str, said: Iterable[Sequence[str]]) -> list[str]:
     return [f"{words} in {counted(number, 'row')}: {note}" for note, number in counts.items()]
 
 
-def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
+def _routed(found: Sequence[ComparedRun], imbalance: float) -> list[str]:
     """The peak errors of unflagged rows with experts, with and without imbalance."""
     errors: dict[str, list[float]] = {}
     for row in found:
@@ -366,12 +368,12 @@ def _routed(found: Sequence[Row], imbalance: float) -> list[str]:
     return [taken, *lines] if lines else []
 
 
-def _odd(found: Iterable[Row]) -> list[str]:
+def _odd(found: Iterable[ComparedRun]) -> list[str]:
     """Rows with the same arguments and GPU but very different peaks: one of them may be stale.
 
     Kernels and workspaces of different container families differ by a few per cent only.
     """
-    alike: dict[tuple[Any, ...], list[Row]] = {}
+    alike: dict[tuple[Any, ...], list[ComparedRun]] = {}
     for row in found:
         if row.run.config is not None:
             environment = replace(row.run.config.run.environment, pytorch=None)
@@ -389,7 +391,7 @@ def _odd(found: Iterable[Row]) -> list[str]:
     return lines
 
 
-def _failures(unflagged: Sequence[Row], max_error: float | None) -> tuple[str, ...]:
+def _failures(unflagged: Sequence[ComparedRun], max_error: float | None) -> tuple[str, ...]:
     if max_error is None:
         return ()
     if not unflagged:

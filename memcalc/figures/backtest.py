@@ -9,7 +9,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator, FixedLocator, NullLocator
 
-from memcalc.checks.backtest import Row, rows
+from memcalc.checks.backtest import ComparedRun, rows
 from memcalc.figures import style
 from memcalc.units import common_scale
 
@@ -85,7 +85,7 @@ def reach(errors: list[float]) -> float:
     return next((edge for edge in EDGES if most <= edge), EDGES[-1])
 
 
-def kind_of(row: Row) -> str:
+def kind_of(row: ComparedRun) -> str:
     """The kind of a run, one of ``KINDS``."""
     if row.flags:
         return "flagged as not modeled"

@@ -11,7 +11,7 @@ from memcalc.answers.memory import by_group, memory
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
 from memcalc.figures import style
-from memcalc.figures.style import Part
+from memcalc.figures.style import BarPart
 from memcalc.units import common_scale
 
 # Group of allocated parts -> its color, and its hatch for print without color.
@@ -40,7 +40,7 @@ def draw(config: Config) -> Figure:
     unit, scale = common_scale("bytes", [*totals, room.memory_bytes if room else 0])
     groups = [by_group(stage.peak) for stage in held]
     bars = [
-        Part(group, color, hatch, [sizes[group] / scale for sizes in groups])
+        BarPart(group, color, hatch, [sizes[group] / scale for sizes in groups])
         for group, (color, hatch) in GROUPS.items()
     ]
     reserved = [(beyond.allocator(stage.peak.bytes) - stage.peak.bytes) / scale for stage in held]
@@ -49,7 +49,7 @@ def draw(config: Config) -> Figure:
         ("reserved but unallocated", "////", reserved),
         ("CUDA context and NCCL", "....", fixed),
     ):
-        bars.append(Part(f"{label}\n(estimated)", "0.35", hatch, heights, estimated=True))
+        bars.append(BarPart(f"{label}\n(estimated)", "0.35", hatch, heights, estimated=True))
 
     figure, axes = style.single(height=4.6)
     tops = style.stack(axes, bars)

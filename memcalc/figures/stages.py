@@ -19,7 +19,7 @@ from memcalc.analysis.stages import ChunkBytes, Held, chunk_weights, stages
 from memcalc.answers.notes import recomputation, whole_setting
 from memcalc.config import Config, Parallel
 from memcalc.figures import style
-from memcalc.figures.style import Part
+from memcalc.figures.style import BarPart
 from memcalc.units import common_scale
 
 PARTS = {
@@ -80,7 +80,7 @@ def bars(axes: Axes, freed: Sequence[Held], kept: Sequence[Held], unit: str, sca
     style.stack(
         axes,
         [
-            Part(label, color, hatch, [getattr(held, part) / scale for held in freed])
+            BarPart(label, color, hatch, [getattr(held, part) / scale for held in freed])
             for part, (label, color, hatch) in PARTS.items()
         ],
     )

@@ -144,7 +144,7 @@ def _measuring() -> Any:
     return FigureCanvasAgg(Figure(dpi=DPI))
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of stacked bars, with one height per bar."""
 
     label: str
@@ -154,7 +154,7 @@ class Part(NamedTuple):
     estimated: bool = False
 
 
-def stack(axes: Axes, parts: Sequence[Part], bar: float = 0.76) -> list[float]:
+def stack(axes: Axes, parts: Sequence[BarPart], bar: float = 0.76) -> list[float]:
     """Draw stacked bars at 0, 1, ...; returns their heights.
 
     Args:

@@ -9,7 +9,7 @@ from memcalc.answers.notes import setting
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.figures import style
-from memcalc.figures.style import Part
+from memcalc.figures.style import BarPart
 from memcalc.units import column, common_scale
 
 CORE = "core"
@@ -101,7 +101,7 @@ def _panel(
     tops = style.stack(
         axes,
         [
-            Part(label, color, hatch, [sizes.get(part, 0) / scale for sizes in bars])
+            BarPart(label, color, hatch, [sizes.get(part, 0) / scale for sizes in bars])
             for part, (label, color, hatch) in PARTS.items()
         ],
         0.68,

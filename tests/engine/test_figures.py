@@ -256,6 +256,6 @@ class TestStages:
     def test_many_bars_are_one_outline_of_the_same_heights(self):
         number = style.MOST_BARS + 1
         _, axes = style.single()
-        parts = [style.Part(name, "red", "", range(number)) for name in "ab"]
+        parts = [style.BarPart(name, "red", "", range(number)) for name in "ab"]
         assert style.stack(axes, parts) == [2 * height for height in range(number)]
         assert len(axes.collections) == 2

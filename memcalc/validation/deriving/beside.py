@@ -20,7 +20,7 @@ from memcalc.validation.layers import families
 from memcalc.validation.measuring.measure import Stored
 
 
-class Row(NamedTuple):
+class ComparedTensor(NamedTuple):
     """Tensors that the ledger and PyTorch have in common, or one that only one of them has.
 
     Attributes:
@@ -43,7 +43,7 @@ class Row(NamedTuple):
         return Formula(sympy.expand(self.derived.expression - self.ledger.expression))
 
 
-def beside_layer(config: Config, tensors: Sequence[Kept]) -> list[Row]:
+def beside_layer(config: Config, tensors: Sequence[Kept]) -> list[ComparedTensor]:
     """Compare memcalc's own layer with the ledger, in all sizes; the last row is the total."""
     known = frozenset(op.name for op in layer_graph(config).ops)
     at = {**symbols.values(config), **sizes_apart(config)}
@@ -53,7 +53,7 @@ def beside_layer(config: Config, tensors: Sequence[Kept]) -> list[Row]:
 
 def beside_hugging_face(
     config: Config, kind: str, family: str, tensors: Sequence[Kept], letters: Collection[str] = "sb"
-) -> list[Row]:
+) -> list[ComparedTensor]:
     """Compare a Hugging Face layer with the ledger, in some letters; the last row is the total.
 
     If b is a letter, the ledger is that of two sequences: for a single one PyTorch does not copy
@@ -90,7 +90,7 @@ def _beside(
     at: Mapping[str, int],
     letters: Mapping[str, Any],
     names: _Names,
-) -> list[Row]:
+) -> list[ComparedTensor]:
     """The rows, matched at sizes at which different formulas have different values."""
     mine = [each for each in tensors if each.kind != BUFFER]
     stored = [
@@ -107,7 +107,7 @@ def _beside(
     for each in match.matches(graph, entries, stored, *names):
         found = [mine[int(storage.path)] for storage in each.stored]
         rows.append(
-            Row(
+            ComparedTensor(
                 ", ".join(entry.tensor.name for entry in each.entries) or found[0].tensor,
                 ", ".join(dict.fromkeys(storage.module for storage in found)) or each.module,
                 ", ".join(dict.fromkeys(storage.op for storage in found)),
@@ -115,7 +115,7 @@ def _beside(
                 Formula(sum(form[entry.tensor] for entry in each.entries)),
             )
         )
-    return [*rows, Row("total", "", "", total(mine), Formula(sum(form.values())))]
+    return [*rows, ComparedTensor("total", "", "", total(mine), Formula(sum(form.values())))]
 
 
 def _ledger(

@@ -38,9 +38,9 @@ from memcalc.validation.deriving.interpolation import interpolated, sizes_text
 from memcalc.validation.measuring.measure import Stored
 from memcalc.validation.measuring.valueless import (
     Build,
-    Run,
     StoppedError,
     Subject,
+    ValuelessRun,
     like,
     operation,
     quiet,
@@ -313,9 +313,9 @@ def _interpolated(subject: Subject, reason: str) -> Derived:
         DeriveError: A run stops, or the bytes are not a polynomial.
     """
     sizes = subject.sizes
-    runs: dict[tuple[int, ...], Run] = {}
+    runs: dict[tuple[int, ...], ValuelessRun] = {}
 
-    def run(at: Mapping[str, int]) -> Run:
+    def run(at: Mapping[str, int]) -> ValuelessRun:
         key = tuple(at.values())
         if key not in runs:
             doing(f"measuring at {sizes_text(at)} (run {len(runs) + 1})")
@@ -366,7 +366,7 @@ def _by_operation(stored: Sequence[Stored]) -> list[Stored]:
 def _bytes_of(
     rows: Sequence[Stored],
     alike: Callable[[Sequence[Stored]], list[Stored]],
-    run: Callable[[Mapping[str, int]], Run],
+    run: Callable[[Mapping[str, int]], ValuelessRun],
 ) -> Callable[[Mapping[str, int]], list[int]]:
     """From sizes to the bytes of the storages of ``rows``; it refuses other storages."""
 

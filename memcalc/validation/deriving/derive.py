@@ -282,7 +282,7 @@ def _require_against(against: str | None) -> None:
 
 def _beside(
     title: str,
-    parts: Mapping[str, Sequence[beside.Row]],
+    parts: Mapping[str, Sequence[beside.ComparedTensor]],
     sizes: Mapping[str, int],
     about: Sequence[str],
 ) -> Report:
@@ -311,7 +311,7 @@ def _beside(
     )
 
 
-def _compared(parts: Mapping[str, Sequence[beside.Row]]) -> str:
+def _compared(parts: Mapping[str, Sequence[beside.ComparedTensor]]) -> str:
     """The comparison in one line."""
     totals = {name: found[-1].difference for name, found in parts.items()}
     differing = {name: each for name, each in totals.items() if each.expression != 0}

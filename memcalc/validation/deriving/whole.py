@@ -117,7 +117,7 @@ class Whole(nn.Module):
         return found
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """What one kind of layer saves for backward, or the model outside its layers.
 
     Attributes:
@@ -210,7 +210,7 @@ def _one_more(derived: Derived, model: Whole, deeper: Whole, kinds: list[tuple[i
     return found == derived.value() + total(more).value(derived.sizes)
 
 
-def parts(found: DerivedModel, known: Config | None = None) -> list[Part]:
+def parts(found: DerivedModel, known: Config | None = None) -> list[ModelPart]:
     """What each kind of layer saves, and what the model saves outside its layers.
 
     Layers of one kind save the same tensors.
@@ -236,7 +236,7 @@ def parts(found: DerivedModel, known: Config | None = None) -> list[Part]:
     for (index, number), tensors in layers.items():
         same = tuple((each.module, each.op, each.formula) for each in tensors)
         alike.setdefault((index, same), []).append(number)
-    named: list[Part] = []
+    named: list[ModelPart] = []
     for (index, _), numbers in reversed(alike.items()):
         name = _kind_of(stacks, index, numbers[-1], known)
         if name in (part.name for part in named):
@@ -244,8 +244,8 @@ def parts(found: DerivedModel, known: Config | None = None) -> list[Part]:
         # layers beyond the derived depth save what the first one built in the same way saves
         beyond = deep[index][len(stacks[index].kinds) :]
         there = len(numbers) + sum(kind in numbers for kind in beyond)
-        named.insert(0, Part(name, there, tuple(layers[index, numbers[-1]])))
-    return [*named, Part(OUTSIDE, 1, tuple(outside))]
+        named.insert(0, ModelPart(name, there, tuple(layers[index, numbers[-1]])))
+    return [*named, ModelPart(OUTSIDE, 1, tuple(outside))]
 
 
 def _kind_of(stacks: list[Stack], index: int, number: int, known: Config | None) -> str:

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from memcalc.config import Config
 from memcalc.errors import UsageError
-from memcalc.validation.layers.modules import FlashCore, Op, Place, UnfusedCore, region
+from memcalc.validation.layers.modules import FlashCore, OpModule, Place, UnfusedCore, region
 from memcalc.validation.measuring import kernels
 
 # Operations of the ledger, and modules, that have another module's name in the comparison.
@@ -101,12 +101,12 @@ class Attention(nn.Module):
             cos, sin = kernels.angles(run.seq_length, d, place.dtype, place.device)
             self.register_buffer("cos", cos)
             self.register_buffer("sin", sin)
-            self.query_rotary = Op(kernels.Rotate.apply)
-            self.key_rotary = Op(kernels.Rotate.apply)
+            self.query_rotary = OpModule(kernels.Rotate.apply)
+            self.key_rotary = OpModule(kernels.Rotate.apply)
         core = FlashCore if run.implementation.attention == "flash" else UnfusedCore
         self.core = core(config, place)
         self.proj = nn.Linear(model.heads * d, h, model.proj_bias)
-        self.attention_dropout = Op(lambda x: kernels.dropout(x, model.hidden_dropout))
+        self.attention_dropout = OpModule(lambda x: kernels.dropout(x, model.hidden_dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         """The attention of every head, projected."""
@@ -130,12 +130,12 @@ class Mlp(nn.Module):
         self.gated = model.gated
         if model.gated:
             self.gate, self.up = nn.Linear(h, f, bias), nn.Linear(h, f, bias)
-            self.product = Op(torch.mul)
+            self.product = OpModule(torch.mul)
         else:
             self.fc1 = nn.Linear(h, f, bias)
-        self.activation = Op(F.silu if model.activation in ("silu", "swiglu") else F.gelu)
+        self.activation = OpModule(F.silu if model.activation in ("silu", "swiglu") else F.gelu)
         self.fc2 = nn.Linear(f, h, bias)
-        self.mlp_dropout = Op(lambda x: kernels.dropout(x, model.hidden_dropout))
+        self.mlp_dropout = OpModule(lambda x: kernels.dropout(x, model.hidden_dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         """The MLP's output."""

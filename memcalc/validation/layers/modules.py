@@ -58,7 +58,7 @@ class Place:
         return nn.Parameter(part.detach().clone())
 
 
-class Op(nn.Module):
+class OpModule(nn.Module):
     """An operation without weights as a module, so that it has a name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -142,16 +142,20 @@ class UnfusedCore(nn.Module):
         self.causal = model.causal
         padded = not model.causal and model.vision is None
         self.fills_padding = implementation.fills_padding and padded
-        self.repeat_key = Op(_repeat)
-        self.repeat_value = Op(_repeat)
-        self.scores = Op(lambda q, k: torch.bmm(_heads_first(q), _heads_first(k).transpose(1, 2)))
-        self.scale = Op(lambda scores, d: scores / d**0.5)
-        self.mask = Op(lambda scores, later: scores.masked_fill(later, float("-inf")))
-        self.softmax = Op(lambda scores: torch.softmax(scores, -1, dtype=dtype))
-        self.probabilities = Op(lambda probs, to: probs.to(to))
-        self.padding = Op(_fill_padding)
-        self.softmax_dropout = Op(lambda probs: kernels.dropout(probs, model.attention_dropout))
-        self.context = Op(_context)
+        self.repeat_key = OpModule(_repeat)
+        self.repeat_value = OpModule(_repeat)
+        self.scores = OpModule(
+            lambda q, k: torch.bmm(_heads_first(q), _heads_first(k).transpose(1, 2))
+        )
+        self.scale = OpModule(lambda scores, d: scores / d**0.5)
+        self.mask = OpModule(lambda scores, later: scores.masked_fill(later, float("-inf")))
+        self.softmax = OpModule(lambda scores: torch.softmax(scores, -1, dtype=dtype))
+        self.probabilities = OpModule(lambda probs, to: probs.to(to))
+        self.padding = OpModule(_fill_padding)
+        self.softmax_dropout = OpModule(
+            lambda probs: kernels.dropout(probs, model.attention_dropout)
+        )
+        self.context = OpModule(_context)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The attention of every head."""
@@ -184,8 +188,8 @@ class FlashCore(nn.Module):
             out = kernels.flash_attention(q, k, v, rng_bytes, order, dropout, causal)
             return out.permute(2, 0, 1, 3)
 
-        self.flash_attention = Op(attend)
-        self.context_order = Op(lambda x: x.contiguous())
+        self.flash_attention = OpModule(attend)
+        self.context_order = OpModule(lambda x: x.contiguous())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The attention of every head."""
@@ -214,11 +218,12 @@ class Layer(nn.Module):
         q = draw.split(model.heads * d, h)
         key, value = (draw.heads(model.kv_heads, d, h) for _ in range(2))
         self.qkv = ColumnLinear([q, key, value], place, keeps)
-        self.query_rotary, self.key_rotary = Op(kernels.Rotate.apply), Op(kernels.Rotate.apply)
+        self.query_rotary = OpModule(kernels.Rotate.apply)
+        self.key_rotary = OpModule(kernels.Rotate.apply)
         core = FlashCore if implementation.attention == "flash" else UnfusedCore
         self.core = core(config, place)
         self.proj = RowLinear(draw.split(h, model.heads * d, dim=1), place)
-        self.attention_dropout = Op(lambda x: kernels.dropout(x, model.hidden_dropout))
+        self.attention_dropout = OpModule(lambda x: kernels.dropout(x, model.hidden_dropout))
         self.mlp_norm = Norm(model.norm, draw.ones(h), draw.zeros(h))
         self.gated, self.fused = model.gated, implementation.fused_gate
         rows = [draw.split(f, h) for _ in range(2 if model.gated else 1)]
@@ -227,10 +232,10 @@ class Layer(nn.Module):
         self.fc1 = ColumnLinear(rows, place, keeps)
         self.activation = model.activation
         self.add_module(*self._activation(model.activation))
-        self.silu = Op(F.silu)
-        self.gelu = Op(F.gelu)
+        self.silu = OpModule(F.silu)
+        self.gelu = OpModule(F.gelu)
         self.fc2 = RowLinear(draw.split(h, f, dim=1), place)
-        self.mlp_dropout = Op(lambda x: kernels.dropout(x, model.hidden_dropout))
+        self.mlp_dropout = OpModule(lambda x: kernels.dropout(x, model.hidden_dropout))
         s = config.run.seq_length
         if self.rotary:
             cos, sin = kernels.angles(s, d, place.dtype, place.device)
@@ -282,8 +287,8 @@ class Layer(nn.Module):
         if not self.gated:
             return "activation_", nn.Identity()
         if self.fused:
-            return name, Op(lambda packed: kernels.GatedActivation.apply(packed, name))
-        return name, Op(torch.mul)
+            return name, OpModule(lambda packed: kernels.GatedActivation.apply(packed, name))
+        return name, OpModule(torch.mul)
 
 
 class _Weights:

@@ -39,14 +39,14 @@ class Subject(NamedTuple):
     device: str
     stands: str | None
 
-    def at(self, sizes: Mapping[str, int]) -> "Run":
+    def at(self, sizes: Mapping[str, int]) -> "ValuelessRun":
         """A run at numbers."""
         with quiet(), ExitStack() as stack:
             if self.device == "cpu":
                 stack.enter_context(without_values())
             return self.on(sizes)
 
-    def on(self, sizes: Mapping[str, Any]) -> "Run":
+    def on(self, sizes: Mapping[str, Any]) -> "ValuelessRun":
         """A run at numbers or symbols.
 
         Raises:
@@ -55,7 +55,7 @@ class Subject(NamedTuple):
         return _run(self.build, sizes, self.device, self.stands)
 
 
-class Run(NamedTuple):
+class ValuelessRun(NamedTuple):
     """What a run saves for backward, and the lines that it printed or warned of."""
 
     stored: tuple[Stored, ...]
@@ -120,7 +120,7 @@ class _Printed(io.StringIO):
         return len(text)
 
 
-def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None) -> Run:
+def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None) -> ValuelessRun:
     """Run a module forward on tensors without values, and measure what it saves.
 
     Raises:
@@ -139,7 +139,7 @@ def _run(build: Build, sizes: Mapping[str, Any], device: str, stands: str | None
             stack.enter_context(place)
             measured = measure(module, *arguments, keywords=keywords)
             otherwise = sorted(kernels.otherwise) if kernels else ()
-            return Run(measured.stored, (*printed.lines, *complaints, *otherwise))
+            return ValuelessRun(measured.stored, (*printed.lines, *complaints, *otherwise))
     except (MemcalcError, KeyboardInterrupt):
         raise
     except BaseException as error:  # whatever a user's module raises

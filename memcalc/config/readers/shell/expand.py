@@ -3,7 +3,7 @@
 import re
 
 from memcalc.config.readers.shell.arithmetic import whole
-from memcalc.config.readers.shell.lexer import MAX_NESTED, Array, Lexer, Part, Word
+from memcalc.config.readers.shell.lexer import MAX_NESTED, Array, Lexer, Word, WordPart
 from memcalc.config.readers.shell.marks import unknown
 from memcalc.errors import InputError
 
@@ -53,7 +53,7 @@ class Variables:
         self.spend(sum(map(len, values)) + len(values))
         return values
 
-    def value(self, part: Part, nested: int = 0) -> str:
+    def value(self, part: WordPart, nested: int = 0) -> str:
         """The text that a part expands to."""
         if part.kind == "text":
             return part.body

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]|[@*#?$!-]")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 
 
-class Part(NamedTuple):
+class WordPart(NamedTuple):
     """A piece of a word: literal text, or an expansion."""
 
     kind: str  # text, variable, command or arithmetic
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     quoted: bool
 
 
-Word = list[Part]
+Word = list[WordPart]
 
 
 class Array(NamedTuple):
@@ -106,16 +106,16 @@ class Lexer:
         while self.at < len(self.text):
             first = self.text[self.at]
             if match := _PLAIN.match(self.text, self.at):
-                word.append(Part("text", match[0], False))
+                word.append(WordPart("text", match[0], False))
                 self.at = match.end()
             elif first == "(" and (match := ASSIGNMENT.fullmatch(self.text, begin, self.at)):
                 return self._array(match)
             elif first == "\\":
                 if not self.text.startswith("\\\n", self.at):
-                    word.append(Part("text", self.text[self.at + 1 : self.at + 2], True))
+                    word.append(WordPart("text", self.text[self.at + 1 : self.at + 2], True))
                 self.at += 2
             elif first == "'":
-                word.append(Part("text", self._single(self.at), True))
+                word.append(WordPart("text", self._single(self.at), True))
             elif first == '"':
                 word += self._double()
             elif first == "`":
@@ -145,19 +145,19 @@ class Lexer:
     def _double(self) -> Word:
         begin = self.at
         self.at += 1
-        word = [Part("text", "", True)]
+        word = [WordPart("text", "", True)]
         while self.at < len(self.text):
             first = self.text[self.at]
             if first == '"':
                 self.at += 1
                 return word
             if match := _PLAIN_QUOTED.match(self.text, self.at):
-                word.append(Part("text", match[0], True))
+                word.append(WordPart("text", match[0], True))
                 self.at = match.end()
             elif first == "\\":
                 after = self.text[self.at + 1 : self.at + 2]
                 kept = after if after in '"\\$`' else f"\\{after}"
-                word.append(Part("text", "" if after == "\n" else kept, True))
+                word.append(WordPart("text", "" if after == "\n" else kept, True))
                 self.at += 2
             elif first == "`":
                 word.append(self._backquoted(True))
@@ -165,31 +165,31 @@ class Lexer:
                 word.append(self._dollar(True))
         raise self._unclosed('"', begin)
 
-    def _backquoted(self, quoted: bool) -> Part:
+    def _backquoted(self, quoted: bool) -> WordPart:
         end = self.text.find("`", self.at + 1)
         if end < 0:
             raise self._unclosed("`", self.at)
         body = self.text[self.at + 1 : end]
         self.at = end + 1
-        return Part("command", body, quoted)
+        return WordPart("command", body, quoted)
 
-    def _dollar(self, quoted: bool) -> Part:
+    def _dollar(self, quoted: bool) -> WordPart:
         begin, after = self.at, self.text[self.at + 1 : self.at + 2]
         if after in ("(", "{"):
             self.at = self._closing(begin + 2, ")" if after == "(" else "}")
             body = self.text[begin + 2 : self.at - 1]
             if after == "{":
-                return Part("variable", body, quoted)
+                return WordPart("variable", body, quoted)
             if body.startswith("(") and body.endswith(")"):
-                return Part("arithmetic", body[1:-1], quoted)
-            return Part("command", body, quoted)
+                return WordPart("arithmetic", body[1:-1], quoted)
+            return WordPart("command", body, quoted)
         if after == "'" and not quoted:
-            return Part("text", self._single(begin + 1), True)
+            return WordPart("text", self._single(begin + 1), True)
         if match := _NAME.match(self.text, begin + 1):
             self.at = match.end()
-            return Part("variable", match[0], quoted)
+            return WordPart("variable", match[0], quoted)
         self.at += 1
-        return Part("text", "$", quoted)
+        return WordPart("text", "$", quoted)
 
     def _closing(self, begin: int, closer: str) -> int:
         """The position after the bracket that closes one opened before ``begin``."""
