@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from memcalc.analysis import activations, buffers, gradients, segments, stages, walk
 from memcalc.analysis.layers import layer_bytes, layer_waiting
+from memcalc.analysis.optimizer_step import temporary
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.schedule import BACKWARD_INPUTS, BACKWARD_WEIGHTS, FORWARD
@@ -121,7 +122,7 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     step = [*there, *made, *buckets(rank, "step")]
     kept_ = made if config.run.keep_gradients else []
     over = [*there, *kept_, *buckets(rank, "step"), *buffers.between_steps(rank)]
-    phases += [Phase("optimizer step", step), Phase("between steps", over)]
+    phases += [Phase("optimizer step", [*step, *temporary(rank)]), Phase("between steps", over)]
     return StageMemory(stage, len(rank.layers), held.microbatches, phases)
 
 

@@ -145,10 +145,16 @@ class Rank:
 
     def weights(self) -> Iterator[tuple[WeightKind, int, int]]:
         """Its weights in the order of its passes: kind, elements, and how many are alike."""
+        for kind, shape, alike in self.shapes():
+            yield kind, prod(shape), alike
+
+    def shapes(self) -> Iterator[tuple[WeightKind, tuple[int, ...], int]]:
+        """Its weights in the order of its passes: kind, shape, and how many are alike."""
         for name in self.units:
             yield from _weights(self.config, name)
+        width = self.config.model.hidden_size
         for part in self.copies:
-            yield self._copy(part), table(self.config), 1
+            yield self._copy(part), (table(self.config) // width, width), 1
 
     def _copy(self, part: str) -> WeightKind:
         """The kind of a copy of the table."""
@@ -184,16 +190,16 @@ def table(config: Config) -> int:
 def _of_graph(config: Config, name: str) -> tuple[tuple[WeightKind, int], ...]:
     """The parameters of one graph that a rank holds, by their kinds."""
     found: Counter[WeightKind] = Counter()
-    for kind, size, number in _weights(config, name):
-        found[kind] += number * size
+    for kind, shape, number in _weights(config, name):
+        found[kind] += number * prod(shape)
     return tuple(found.items())
 
 
 @lru_cache(1024)
-def _weights(config: Config, name: str) -> tuple[tuple[WeightKind, int, int], ...]:
-    """The weights of one graph on a rank: kind, elements of each, and how many are alike.
+def _weights(config: Config, name: str) -> tuple[tuple[WeightKind, tuple[int, ...], int], ...]:
+    """The weights of one graph on a rank: kind, shape of each, and how many are alike.
 
-    Every expert has a weight of its own.
+    Every expert has a weight of its own. A matrix has the shape that its GEMM sees.
     """
     ends = {EMBEDDING: embedding_graph, HEAD: head_graph}
     graph = ends[name](config) if name in ends else layer_graph(config, kind=name)
@@ -203,7 +209,8 @@ def _weights(config: Config, name: str) -> tuple[tuple[WeightKind, int, int], ..
         for weight in (each for each in op.weights if not each.shared):
             matrix = name not in ends and weight.name.endswith(".weight") and op.kind.gemm
             kind = WeightKind(op.kind.of_experts, op.kind.gemm if matrix else None, trained)
-            first, *others = (axis.local for axis in weight.axes)
-            size, number = (prod(others), first) if kind.expert else (first * prod(others), 1)
-            found.append((kind, size, number))
+            axes = [axis.local for axis in weight.axes]
+            number = axes.pop(0) if kind.expert else 1
+            shape = (axes[0], prod(axes[1:])) if len(axes) > 1 else tuple(axes)
+            found.append((kind, shape, number))
     return tuple(found)

@@ -6,6 +6,7 @@ takes, and ``Parallel.zero`` which of these bytes are sharded.
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from math import prod
 from typing import NamedTuple
 
 from memcalc.analysis.parts import Part
@@ -13,13 +14,14 @@ from memcalc.analysis.rank import Rank, WeightKind
 from memcalc.analysis.segments import SOURCE as SEGMENTS
 from memcalc.analysis.segments import Segments
 from memcalc.config import PRECISION_BYTES, Config, Run, fields
-from memcalc.config.optimizers import ALL, MATRICES, OPTIMIZERS, OTHERS
+from memcalc.config.optimizers import ALL, MATRICES, OPTIMIZERS, Moments, whole
 from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS
 from memcalc.errors import ConfigError
 from memcalc.frameworks.record import ESTIMATED, READ
 from memcalc.graph.graph import OF_WEIGHT
 
 GRADIENTS = "gradients"  # the group of their parts
+EMA = "PyTorch optim/swa_utils.py: AveragedModel"
 TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows and by columns"
 # The most weights of a rank that are laid out; all of DeepSeek-V3 on one rank has 50,000.
 MOST_WEIGHTS = 2**18
@@ -119,14 +121,56 @@ def states(rank: Rank) -> list[Part]:
     add("gradients", GRADIENTS, 2, dict.fromkeys(trained, each.gradient))
     if not sharder.own_master:
         add("master weights", "optimizer", 1, dict.fromkeys(trained, each.master))
-    weights = {
-        ALL: trained,
-        MATRICES: [kind for kind in trained if kind.gemm],
-        OTHERS: [kind for kind in trained if not kind.gemm],
-    }
-    for name, of, number, source in OPTIMIZERS[run.optimizer].moments:
-        add(name, "optimizer", 1, dict.fromkeys(weights[of], number * each.moment), source)
-    return found
+    for kept in moments(config):
+        if kept.layout is whole:
+            mine = [kind for kind in trained if of_weights(kind, kept.weights)]
+            sizes = dict.fromkeys(mine, kept.number * each.moment)
+            add(kept.name, "optimizer", 1, sizes, kept.source)
+        else:
+            found.append(_of_shapes(rank, kept))
+    if run.ema:
+        size = each.master or each.weight if sharder.own_master else each.weight
+        stage = 2 if sharder.own_master else 3
+        add("moving average of the weights", "weights", stage, dict.fromkeys(held, size), EMA)
+    return [part for part in found if part.bytes]
+
+
+def moments(config: Config) -> list[Moments]:
+    """The moments that a run's optimizer keeps; some only with a momentum.
+
+    >>> from memcalc.config import load
+    >>> [kept.name for kept in moments(load("gpt2", optimizer="sgd"))]
+    ['momentum']
+    >>> moments(load("gpt2", optimizer="sgd", implementation="torch"))
+    []
+    """
+    momentum = config.run.momentum
+    if momentum is None:
+        momentum = config.framework.momentum
+    every = OPTIMIZERS[config.run.optimizer].moments
+    return [kept for kept in every if momentum or not kept.of_momentum]
+
+
+def of_weights(kind: WeightKind, weights: str) -> bool:
+    """Whether a kind of weight is among ``ALL``, the layers' ``MATRICES`` or all ``OTHERS``."""
+    return weights == ALL or bool(kind.gemm) == (weights == MATRICES)
+
+
+def _of_shapes(rank: Rank, kept: Moments) -> Part:
+    """Moments whose bytes depend on the shape of each weight, sharded evenly.
+
+    An optimizer that updates one flat tensor per rank sees vectors only.
+    """
+    parallel, size = rank.config.parallel, recipe(rank.config.run).moment
+    flat = bool(parallel.zero) and parallel.sharding.flat
+    total = 0
+    for kind, shape, alike in rank.shapes():
+        if kind.trained and of_weights(kind, kept.weights):
+            shards = shard_ranks(rank.config, kind.expert) if parallel.zero else 1
+            each = kept.layout([prod(shape)] if flat else shape, size)
+            total += alike * kept.number * -(-each // shards)
+    certainty = "estimated" if parallel.zero else "exact"
+    return Part(kept.name, total, "optimizer", certainty, kept.source)
 
 
 def unit_gradients(rank: Rank, name: str) -> int:
@@ -249,10 +293,6 @@ def buckets(rank: Rank, phase: str) -> list[Part]:
 
     if phase == "step":
         number = _stepped(rank)
-        optimizer = OPTIMIZERS[run.optimizer]
-        if optimizer.step_bytes:
-            size, source = optimizer.step_bytes * number, optimizer.moments[0].source
-            add("optimizer's step", size, "estimated", source)
         if each.master == 4 and each.gradient < 4 and not sharder.own_master:
             certainty, at_once = READ, sharder.step_elements if parallel.zero == 3 else None
             if at_once is not None and number > at_once:  # and the rest of its last parameter

@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 
 from memcalc import symbols
 from memcalc.analysis import fill as filling
+from memcalc.analysis import optimizer_step
 from memcalc.analysis.buffers import unknown
 from memcalc.analysis.device import Phase, StageMemory, device
 from memcalc.analysis.headroom import VERDICTS, Headroom, headroom
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
 from memcalc.analysis.rank import Rank
-from memcalc.analysis.states import recipe
+from memcalc.analysis.states import moments, recipe
 from memcalc.answers.notes import batch_note, notes, recomputation, whole_setting
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
 from memcalc.config.gpus import gpu, is_gpu, smallest
-from memcalc.config.optimizers import ALL, OPTIMIZERS, Moments
+from memcalc.config.optimizers import ALL, Moments
 from memcalc.config.parallel import ZERO
-from memcalc.config.run import MOMENTS, UNBALANCED
+from memcalc.config.run import UNBALANCED
 from memcalc.errors import UsageError
 from memcalc.report import Column, Report, scales
 from memcalc.units import format_flops, in_scale
@@ -378,8 +379,9 @@ def _setting_notes(config: Config, explain: bool) -> Iterator[str]:
             "measurements"
         )
     yield f"{_of_a_parameter(config)}; {_split(config)}"
-    if left := OPTIMIZERS[run.optimizer].not_counted:
-        yield f"not counted: {left}"
+    for step in optimizer_step.steps(config):
+        if step.not_counted:
+            yield f"not counted: {step.not_counted}"
     if left_out := unknown(config):
         names = " and ".join(left_out)
         why = (
@@ -398,20 +400,22 @@ def _setting_notes(config: Config, explain: bool) -> Iterator[str]:
 def _of_a_parameter(config: Config) -> str:
     """Bytes per parameter, before anything is sharded."""
     run, each = config.run, recipe(config.run)
-    weight, optimizer = each.weight, each.optimizer
+    weight = each.weight
     own_master = config.parallel.sharding.own_master
     if own_master:
-        weight, optimizer = each.master or each.weight, each.optimizer - each.master
+        weight = each.master or each.weight
     linears = ""
     if run.precision == "fp8":
         own, copies_ = (1, 1) if run.fp8_params else (2, 2)
         own = weight if own_master else own
         linears = f" (linear layers: {own} B, and {copies_} B of fp8 copies)"
-    moments = OPTIMIZERS[run.optimizer].moments
-    master = optimizer - MOMENTS[run.moments] * moments[0].number
-    terms = [f"{MOMENTS[run.moments] * m.number} B of {_of(m)}" for m in moments]
-    states = [f"master weight {master} B"] if master else []
-    states.append(" or ".join(terms))
+    states = [f"master weight {each.master} B"] if each.master and not own_master else []
+    kept = moments(config)
+    joint = ", " if all(m.weights == ALL for m in kept) else " or "
+    if terms := [m.summary or f"{each.moment * m.number} B of {_of(m)}" for m in kept]:
+        states.append(joint.join(terms))
+    if not states:
+        states.append("no optimizer states")
     return (
         f"per parameter: weight {weight} B{linears}, gradient {each.gradient} B, "
         f"{', '.join(states)}"

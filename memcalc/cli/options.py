@@ -14,7 +14,7 @@ from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES
 from memcalc.config.catalog import names
 from memcalc.config.gpus import aliases, gpus
 from memcalc.config.implementation import ATTENTIONS, CROSS_ENTROPIES, EXPERT_PRODUCTS
-from memcalc.config.optimizers import OPTIMIZERS
+from memcalc.config.optimizers import FORMS, OPTIMIZERS
 from memcalc.config.parallel import CONTEXT_KINDS
 from memcalc.config.pipeline import MOST, SCHEDULES
 from memcalc.config.recompute import MEGATRON_MODULES, METHODS, POLICIES, REGIONS
@@ -257,7 +257,37 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--optimizer",
             type=click.Choice(list(OPTIMIZERS)),
-            help="Optimizer; adam includes AdamW.  [default: adam]",
+            metavar="NAME",
+            help=f"Optimizer: {', '.join(OPTIMIZERS)}; adam includes AdamW.  [default: adam]",
+        ),
+        "optimizer_step": partial(
+            option,
+            "--optimizer-step",
+            type=click.Choice(list(FORMS)),
+            help="How the optimizer updates weights: foreach (all at once, with temporary copies "
+            "of all), fused (one kernel, in place) or loop (one by one).  [default: foreach for "
+            "torch, transformers and fsdp2; else fused]",
+        ),
+        "momentum": partial(
+            option,
+            "--momentum",
+            type=Number(),
+            help="Momentum of sgd and rmsprop; 0 keeps none.  [default: 0.9 for Megatron-LM's sgd; "
+            "else 0]",
+        ),
+        "weight_decay": partial(
+            option,
+            "--weight-decay",
+            type=Number(),
+            help="Weight decay, which sgd, adagrad and rmsprop add to copies of the gradients.  "
+            "[default: 0]",
+        ),
+        "ema": partial(
+            option,
+            "--ema",
+            is_flag=True,
+            default=None,
+            help="Keep a moving average of the weights, in their dtype.  [default: off]",
         ),
         "main_grads": partial(
             option,
@@ -450,7 +480,10 @@ SHARDS = (
     *("dp", "zero", "sharder", "shard_copies", "distributed_optimizer", "main_grads"),
     *("fp8_params", "frozen"),
 )
-STATES = (*SHARDS, "optimizer", "main_params", "moments", "bucket", "keep_gradients")
+STATES = (
+    *(*SHARDS, "optimizer", "optimizer_step", "momentum", "weight_decay", "ema"),
+    *("main_params", "moments", "bucket", "keep_gradients"),
+)
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
 SHOW = ("wide", "format", "output", "force")

@@ -6,7 +6,7 @@ from memcalc.config import fields, pipeline
 from memcalc.config.environment import Environment, environment
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
-from memcalc.config.optimizers import OPTIMIZERS
+from memcalc.config.optimizers import FORMS, OPTIMIZERS
 from memcalc.config.recompute import METHODS, POLICIES, REGIONS, Policy, policy
 from memcalc.errors import ConfigError
 
@@ -43,6 +43,10 @@ class Run:
             with a balanced router, ``ep`` where it receives all tokens.
         gpu: The name of the GPU, or None if unknown.
         optimizer: A word of ``OPTIMIZERS``.
+        optimizer_step: The form of its step, a word of ``FORMS``, or None: the framework's.
+        momentum: The momentum of SGD and RMSprop, or None: the framework's.
+        weight_decay: The weight decay.
+        ema: Whether a moving average of the weights is kept, in their dtype.
         main_grads: The dtype that gradients accumulate in, over micro-batches.
         main_params: The dtype of the master weights: ``remainder`` is the 16 bits that bf16
             weights leave out of fp32, ``none`` is no copy.
@@ -73,6 +77,10 @@ class Run:
     imbalance: float = 1
     gpu: str | None = None
     optimizer: str = "adam"
+    optimizer_step: str | None = None
+    momentum: float | None = None
+    weight_decay: float = 0
+    ema: bool = False
     main_grads: str = "fp32"
     main_params: str = "fp32"
     moments: str = "fp32"
@@ -104,6 +112,7 @@ class Run:
     def _training(self) -> None:
         """Check the optimizer, its dtypes and the frozen parts."""
         fields.word("optimizer", self.optimizer, OPTIMIZERS)
+        self._optimizer()
         fields.word("main_grads", self.main_grads, MAIN_GRADS)
         fields.word("main_params", self.main_params, MAIN_PARAMS)
         fields.word("moments", self.moments, MOMENTS)
@@ -121,6 +130,21 @@ class Run:
             raise ConfigError("--fp8-params needs --precision fp8")
         if self.main_params == "remainder" and self.precision not in ("bf16", "fp8"):
             raise ConfigError(f"--main-params remainder needs bf16 weights, not {self.precision}")
+
+    def _optimizer(self) -> None:
+        """Check what is said of the optimizer's step."""
+        if self.optimizer_step is not None:
+            fields.word("optimizer_step", self.optimizer_step, FORMS)
+            steps = OPTIMIZERS[self.optimizer].steps
+            if self.optimizer_step not in steps:
+                raise ConfigError(
+                    f"--optimizer-step {self.optimizer_step} does not exist for --optimizer "
+                    f"{self.optimizer}, which has {', '.join(steps)}"
+                )
+        if self.momentum is not None:
+            fields.probability("momentum", self.momentum)
+        fields.between("weight_decay", self.weight_decay, 0, 1e9)
+        fields.flag("ema", self.ema)
 
     def recomputing(self, *words: str) -> "Run":
         """The same run with another recomputation.

@@ -21,16 +21,9 @@ RUN_SETTINGS = (
     "imbalance",
     "recompute_method",
     "recompute_layers",
-    *(
-        "optimizer",
-        "main_grads",
-        "main_params",
-        "moments",
-        "fp8_params",
-        "frozen",
-        "bucket",
-        "keep_gradients",
-    ),
+    *("optimizer", "optimizer_step", "momentum", "weight_decay", "ema"),
+    *("main_grads", "main_params", "moments", "fp8_params", "frozen", "bucket"),
+    "keep_gradients",
     "environment",
 )
 OTHER_SETTINGS = (

@@ -4,7 +4,10 @@ from memcalc.frameworks.record import ESTIMATED, Sharder
 from memcalc.frameworks.torch import TORCH
 
 DEEPSPEED = TORCH._replace(
-    title="DeepSpeed", steps_with=("deepspeed",), gradients_in_backward=False
+    title="DeepSpeed",
+    steps_with=("deepspeed",),
+    optimizer_step="fused",  # runtime/engine.py: _configure_basic_optimizer, FusedAdam
+    gradients_in_backward=False,
 )
 
 ZERO = Sharder(
@@ -31,4 +34,5 @@ ZERO = Sharder(
     weights_dtype=True,  # 0.18.2, runtime/engine.py: get_data_types; up to 0.17 bf16 in fp32
     since="as in DeepSpeed 0.18 and later",
     known_order=False,
+    flat=True,  # single_partition_of_fp32_groups
 )

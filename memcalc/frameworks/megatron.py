@@ -34,6 +34,9 @@ MEGATRON = Framework(
     dtensor=False,
     attentions={},
     sharded_as="",
+    optimizer_step="fused",  # Megatron-core optimizer/__init__.py: FusedAdam of TE or Apex
+    widens_states=True,
+    momentum=0.9,  # Megatron-core optimizer/optimizer_config.py: sgd_momentum
     lasting="memcalc.frameworks.megatron:lasting",
     in_a_pass="memcalc.frameworks.megatron:in_a_pass",
     between_steps="memcalc.frameworks.megatron:between_steps",
@@ -78,6 +81,7 @@ SHARDER = Sharder(
     weights_dtype=False,
     since="",
     known_order=True,
+    flat=False,
 )
 
 MEGATRON_FSDP = SHARDER._replace(

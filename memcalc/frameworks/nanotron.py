@@ -3,7 +3,12 @@
 from memcalc.frameworks.megatron import SHARDER
 from memcalc.frameworks.torch import TORCH
 
-NANOTRON = TORCH._replace(title="nanotron", steps_with=("nanotron",), gradients_in_backward=False)
+NANOTRON = TORCH._replace(
+    title="nanotron",
+    steps_with=("nanotron",),
+    optimizer_step="fused",  # torch_adam_is_fused
+    gradients_in_backward=False,
+)
 
 ZERO = SHARDER._replace(
     summary="nanotron's ZeRO, over data-parallel ranks only",

@@ -37,6 +37,10 @@ class Framework(NamedTuple):
             after its kernel; else nothing.
         sharded_as: The implementation as which its tensors are sharded under tensor parallelism,
             where its own sharding was never measured; else nothing.
+        optimizer_step: The form of its optimizer's step where none is named: a word of
+            ``memcalc.config.optimizers.FORMS``.
+        widens_states: Whether its fused Adam makes fp32 copies of narrower states.
+        momentum: The momentum of its SGD where none is named.
         lasting: The function of the buffers that last from step to step, as ``module:name``, or
             nothing.
         in_a_pass: That of what is held while a micro-batch passes.
@@ -58,6 +62,9 @@ class Framework(NamedTuple):
     dtensor: bool
     attentions: Mapping[str, str]
     sharded_as: str
+    optimizer_step: str
+    widens_states: bool
+    momentum: float
     lasting: str
     in_a_pass: str
     between_steps: str
@@ -89,6 +96,8 @@ class Sharder(NamedTuple):
         weights_dtype: Whether gradients are accumulated and reduced in the weights' dtype.
         since: The versions that do so.
         known_order: Whether the order of its allocations is known.
+        flat: Whether its optimizer updates one flat tensor per rank, rather than the rank's shard
+            of each weight.
     """
 
     summary: str
@@ -113,6 +122,7 @@ class Sharder(NamedTuple):
     weights_dtype: bool
     since: str
     known_order: bool
+    flat: bool
 
 
 class Rank(Protocol):

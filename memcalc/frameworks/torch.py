@@ -18,6 +18,9 @@ TORCH = Framework(
     dtensor=True,
     attentions={},
     sharded_as="",
+    optimizer_step="foreach",  # optim/optimizer.py: _default_to_fused_or_foreach, on CUDA
+    widens_states=False,
+    momentum=0,  # optim/sgd.py
     lasting="",
     in_a_pass="",
     between_steps="",
@@ -46,4 +49,5 @@ FSDP2 = Sharder(
     weights_dtype=False,
     since="",
     known_order=False,
+    flat=False,
 )

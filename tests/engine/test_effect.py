@@ -40,6 +40,9 @@ VALUES = {
     "main_params": "fp16",
     "moments": "bf16",
     "optimizer": "sgd",
+    "optimizer_step": "loop",
+    "momentum": 0.5,
+    "weight_decay": 0.1,
     "frozen": "embedding",
     "bucket": 1_000_000,
     "recompute": "full",
@@ -54,7 +57,7 @@ VALUES = {
     "expert_products": "sequential",
 }
 FLAGS = {"sp", "distributed_optimizer", "embedding_as_layer", "loss_as_layer", "fp8_params"}
-FLAGS |= {"keep_gradients"}
+FLAGS |= {"keep_gradients", "ema"}
 BASES = {
     "plain": {},
     "sharded": {"tp": 2, "sp": None, "pp": 2, "dp": 4, "cp": 2, "zero": 1, "gpu": "h100"},

@@ -5,6 +5,7 @@ from math import ceil
 import pytest
 from words import assumed
 
+from memcalc.analysis.optimizer_step import temporary
 from memcalc.analysis.parameters import held, held_of_experts
 from memcalc.analysis.parameters import parameters as whole
 from memcalc.analysis.rank import Rank
@@ -16,7 +17,7 @@ from memcalc.blocks.layer import layer_graph
 from memcalc.config import Run, load
 from memcalc.config.assumption import Assumption
 from memcalc.config.merge import configure
-from memcalc.config.optimizers import ALL, OPTIMIZERS, Moments, Optimizer
+from memcalc.config.optimizers import ALL, MOMENT, OPTIMIZERS, Moments, Optimizer, Step
 from memcalc.config.readers.megatron.model_args import read_yaml
 from memcalc.errors import ConfigError, InputError
 
@@ -115,15 +116,16 @@ class TestRecipes:
         assert found["master weights"] == 4 * (matrices + others)
 
     def test_one_record_adds_an_optimizer(self, monkeypatch):
-        """Lion (arXiv 2302.06675): one momentum; here in bf16, with a step that copies it."""
-        moments = Moments("Lion's momentum", ALL, 1, "lion_pytorch.py: exp_avg")
-        lion = Optimizer("one momentum", (moments,), ("lion8bit",), step_bytes=2, not_counted="")
-        monkeypatch.setitem(OPTIMIZERS, "lion", lion)
-        config = load("gpt2", optimizer="lion", moments="bf16")
+        """Here a momentum in bf16, with a step that copies it."""
+        moments = Moments("Signum's momentum", ALL, 1, "signum.py: buffer")
+        step = Step("signum.py: step", all=(MOMENT,))
+        signum = Optimizer("one momentum", (moments,), ("signsgd",), {"fused": (step,)})
+        monkeypatch.setitem(OPTIMIZERS, "signum", signum)
+        config = load("gpt2", optimizer="signum", moments="bf16")
         n = Rank(config, 0).parameters.total()
         found = {part.name: part.bytes for part in states(Rank(config, 0))}
-        assert found["Lion's momentum"] == 2 * n
-        (step,) = [part for part in buckets(Rank(config, 0), "step") if "optimizer" in part.name]
+        assert found["Signum's momentum"] == 2 * n
+        (step,) = temporary(Rank(config, 0))
         assert step.bytes == 2 * n
         assert recipe(config.run).optimizer == 4 + 2
 

@@ -154,7 +154,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     settings |= keys.sharding(said)
     on = {key: value for key, value in said.items() if not keys.off(value)}
     unmodelled = keys.lines(on, UNMODELLED, (*USED, *HARMLESS)) + lines(said)
-    settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
+    settings |= keys.optimizer(keys.section(said, "optimizer"), unmodelled)
     if keys.section(said, "activation_checkpointing"):
         unmodelled.append(
             "activation_checkpointing does not say what is recomputed: set --recompute"

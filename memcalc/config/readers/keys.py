@@ -149,12 +149,31 @@ def sharding(content: Mapping[str, Any]) -> dict[str, Any]:
 _TYPES = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
-def optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
-    """The optimizer of a name; a line says where another one is counted as Adam.
+def optimizer(said: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]:
+    """DeepSpeed's section ``optimizer``; a line says where another one is counted as Adam.
 
-    >>> optimizer("AdamW", []), optimizer(None, [])
+    >>> optimizer({"type": "AdamW"}, []), optimizer({}, [])
     ({'optimizer': 'adam'}, {})
+    >>> optimizer({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, [])
+    {'optimizer': 'sgd', 'momentum': 0.9}
+
+    Raises:
+        InputError: A value is of the wrong kind.
     """
+    found = named_optimizer(said.get("type"), unmodelled)
+    params = section(said, "params")
+    if found.get("optimizer") in ("sgd", "rmsprop") and "momentum" in params:
+        momentum = params["momentum"]
+        if type(momentum) not in (int, float):
+            raise InputError(f"momentum must be a number, not {str(momentum)[:40]!r}")
+        found["momentum"] = momentum
+    if found.get("optimizer") == "adam" and flag(params, "torch_adam"):
+        found["optimizer_step"] = "foreach"
+    return found
+
+
+def named_optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
+    """The optimizer of a name; a line says where another one is counted as Adam."""
     if name is None:
         return {}
     found = NAMES.get(str(name).lower())

@@ -74,7 +74,9 @@ def _states(content: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]
     """The optimizer, what ZeRO shards of it, and the gradient accumulation dtype."""
     said = keys.section(content, "optimizer")
     factory = keys.section(said, "optimizer_factory")
-    settings = keys.optimizer(factory.get("name"), unmodelled)
+    settings = keys.named_optimizer(factory.get("name"), unmodelled)
+    if settings.get("optimizer") == "adam" and not keys.flag(factory, "torch_adam_is_fused", True):
+        settings["optimizer_step"] = "foreach"
     if stage := keys.count(said, "zero_stage"):
         settings |= {"zero": stage, "sharder": "nanotron"}
     if not keys.flag(said, "accumulate_grad_in_fp32", True):

@@ -91,7 +91,7 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     settings |= keys.sharding(said)
     if settings.get("precision") == "bf16" and "zero" not in settings:
         settings.setdefault("main_grads", "fp32")  # gpt-neox's DeepSpeed is older than 0.18
-    settings |= keys.optimizer(keys.section(said, "optimizer").get("type"), unmodelled)
+    settings |= keys.optimizer(keys.section(said, "optimizer"), unmodelled)
     settings |= _recompute(said, unmodelled)
     settings["vocab_multiple"] = _vocab_multiple(said)
     if not any(size in said for size in SIZES):

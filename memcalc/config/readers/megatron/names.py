@@ -113,7 +113,7 @@ HARMLESS = set(
     overlap-param-gather-with-optimizer-step override-opt-param-scheduler
     per-split-data-args-path persist-layer-norm pytorch-profiler-collect-callstack replication
     replication-factor replication-jump reset-attention-mask reset-position-ids
-    result-rejected-tracker-filename rope-type run-workload-inspector-server seed sgd-momentum
+    result-rejected-tracker-filename rope-type run-workload-inspector-server seed
     sharp-enabled-group short-seq-prob skip-train split start-weight-decay symmetric-ar-type
     te-rng-tracker tiktoken-num-special-tokens tiktoken-pattern tiktoken-special-tokens
     use-checkpoint-args use-checkpoint-opt-param-scheduler use-cpu-initialization use-dist-ckpt
@@ -200,6 +200,7 @@ VALUES = set(
     optimizer padded-vocab-size pipeline-model-parallel-layout pipeline-model-parallel-size
     position-embedding-type q-lora-rank qk-head-dim qk-pos-emb-head-dim rampup-batch-size
     recompute-granularity recompute-method recompute-modules recompute-num-layers seq-length
+    sgd-momentum
     softmax-type tensor-model-parallel-size torch-fsdp2-reshard-after-forward transformer-impl
     v-head-dim vocab-size wgrad-deferral-limit window-attn-skip-freq window-size
     """.split()  # noqa: SIM905 - as above

@@ -17,6 +17,7 @@ def states(said: Arguments, precision: str | None) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {
         "optimizer": said.word("optimizer", NAMES),
+        "momentum": said.number("sgd-momentum"),
         "distributed_optimizer": said.flag("use-distributed-optimizer") or None,
         "shard_copies": said.count("num-distributed-optimizer-instances"),
         "fp8_params": said.flag("fp8-param-gather") or None,
