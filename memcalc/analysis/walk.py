@@ -176,6 +176,10 @@ def backward_events(
             yield from walk.back(op)
             earlier = before.union(*(_saved(other) for other in ops[:index]))
             walk.let_go(op, earlier)
+        if region is not None:  # a checkpoint's inputs go with it
+            first = graph.until(sum(map(len, runs[:number])))
+            walk.stay({entry.tensor for entry in kept(first, policy)})
+    yield from walk.now(graph.ops[0].name, walk.held_now())
     walk.gradients.clear()
     walk.returned = []
     yield from walk.now("", walk.held_now())
@@ -243,7 +247,8 @@ class _Backward(_Walk):
         keeps: Whether weight gradients stay.
         gradients: Tensors with a gradient, each with the tensor whose gradient shares its memory.
         returned: Outputs of a recomputed region, likewise, while they are held.
-        waiting: Tensors whose gradients wait for a later pass.
+        late: Saved tensors that a later pass needs for weight gradients.
+        waiting: Tensors whose gradients wait for that pass.
         made: The weight gradients that stay.
         shards: The shard of each tensor whose gradient is kept as one.
     """
@@ -260,6 +265,7 @@ class _Backward(_Walk):
         self.keeps = keeps
         self.gradients: dict[Tensor, Tensor] = {}
         self.returned: list[tuple[Tensor, Tensor | None]] = []
+        self.late: set[Tensor] = set()
         self.waiting: set[Tensor] = set()
         self.made: dict[Hashable, tuple[str, Size]] = {}
         self.shards: dict[Tensor, Tensor] = {}
@@ -314,9 +320,15 @@ class _Backward(_Walk):
         """Free what an operation saved, unless others need it, or its weight gradient is late."""
         late = {s.tensor.kept_as or s.tensor for s in op.saves if s.for_weights and self.splits}
         if late:
+            self.late |= late
             self.waiting |= {self.shards.get(tensor, tensor) for tensor in op.outputs}
         for tensor in _saved(op) - needed - late:
             self.held.pop(tensor, None)
+
+    def stay(self, needed: set[Tensor]) -> None:
+        """Free all saved tensors but these, and those for late weight gradients."""
+        for tensor in self.held.keys() - needed - self.late:
+            del self.held[tensor]
 
 
 def _saved(op: Op) -> set[Tensor]:

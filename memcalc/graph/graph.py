@@ -267,6 +267,12 @@ class Graph:
         finally:
             self._regions = outside
 
+    def until(self, number: int) -> "Graph":
+        """The same forward pass, of which only the first operations have run."""
+        part = Graph(self.mesh, self.dtype_bytes, self.linear_bytes)
+        part.ops, part.shared = self.ops[:number], self.shared
+        return part
+
     def input(self, name: str, axes: tuple[Axis, ...], shared: bool = False) -> Tensor:
         """An activation from outside the graph; ``shared`` if other graphs read it too."""
         tensor = Tensor(name, axes, self.dtype_bytes)

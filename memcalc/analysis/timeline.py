@@ -1,0 +1,274 @@
+"""A step as one program: the births and deaths of a rank's storages, in their order.
+
+The events of a layer's pass are walked once (``memcalc.analysis.walk``) and repeated for each layer
+and micro-batch, with storages of their own. Replayed through PyTorch's caching allocator, they give
+what it allocates and reserves.
+
+Covered is a rank whose framework makes gradients in backward and shards nothing; see ``covers``.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from memcalc.analysis import buffers, gradients, walk
+from memcalc.analysis.allocator import Allocator, AllocatorConf, Block
+from memcalc.analysis.parts import Part
+from memcalc.analysis.rank import EMBEDDING, HEAD, Rank
+from memcalc.analysis.schedule import FORWARD, Step, one_f_one_b
+from memcalc.analysis.states import buckets, recipe, states
+from memcalc.analysis.walk import WEIGHT, Event
+from memcalc.blocks.embedding import embedding_graph
+from memcalc.blocks.head import head_graph
+from memcalc.blocks.layer import layer_graph
+from memcalc.config import Config
+from memcalc.config.recompute import POLICIES, Policy
+from memcalc.graph.graph import Graph
+from memcalc.graph.ops.ends import EMBEDDING as LOOKUP
+
+ITERATIONS = 2  # the first makes the optimizer's states, the second is like all later ones
+MOST_EVENTS = 2**20  # that are replayed
+STATES, STEP, PASS = "optimizer states", "step", "pass"  # kinds of events beside those of walks
+NOTHING = POLICIES["none"]
+
+
+class Span(NamedTuple):
+    """The events of one graph's pass.
+
+    Attributes:
+        events: The events.
+        takes: The storage that the pass before hands over, or None.
+        leaves: The storage that it hands on to the next, or None.
+    """
+
+    events: tuple[Event, ...]
+    takes: Hashable = None
+    leaves: Hashable = None
+
+
+class Replay(NamedTuple):
+    """What PyTorch's allocator holds in the last iteration that is replayed.
+
+    Attributes:
+        allocated: The most bytes that it has given out.
+        reserved: The most bytes that it holds from the driver.
+    """
+
+    allocated: int
+    reserved: int
+
+
+def covers(config: Config) -> bool:
+    """Whether the order of a step's allocations is known well enough to replay it.
+
+    >>> from memcalc.config import load
+    >>> covers(load("llama-3.2-1b", implementation="transformers-sdpa", main_grads="bf16"))
+    True
+    >>> covers(load("llama-3.2-1b"))
+    False
+    """
+    sharded = config.parallel.zero > 0 or config.parallel.pp * config.parallel.tp > 1
+    return gradients.in_backward(config) and not sharded and config.parallel.cp == 1
+
+
+@lru_cache(64)
+def replay(config: Config, capacity: int | None = None) -> Replay | None:
+    """Two iterations of the first stage through the caching allocator; None if that is too much.
+
+    Args:
+        config: A run that ``covers`` is true of.
+        capacity: The bytes of the GPU, from which the allocator's retries follow.
+
+    Raises:
+        OutOfMemory: The GPU is too small.
+    """
+    allocator = Allocator(AllocatorConf(), capacity)
+    blocks: dict[Hashable, Block] = {}
+    for number, event in enumerate(events(Rank(config, 0))):
+        if number > MOST_EVENTS:
+            return None
+        if event.op == LAST_ITERATION:
+            allocator.reset_peaks()
+        elif event.bytes > 0:
+            blocks[event.storage] = allocator.malloc(event.bytes)
+        else:
+            allocator.free(blocks.pop(event.storage))
+    return Replay(allocator.most_allocated, allocator.most_reserved)
+
+
+LAST_ITERATION = "the last iteration begins"
+
+
+def events(rank: Rank) -> Iterator[Event]:
+    """The births and deaths of a rank's storages: its set-up and two iterations."""
+    yield from setup(rank)
+    for number in range(ITERATIONS):
+        if number == ITERATIONS - 1:
+            yield Event(LAST_ITERATION, None, PASS, 0)
+        yield from iteration(rank, number == 0)
+
+
+def setup(rank: Rank) -> Iterator[Event]:
+    """Weights and lasting buffers."""
+    each = recipe(rank.config.run)
+    for number, (_, size, alike) in enumerate(rank.weights()):
+        for i in range(alike):
+            yield Event("weights", ("weight", number, i), "weights", each.weight * size)
+    for part in buffers.lasting(rank):
+        yield Event("buffers", part.name, "buffers", part.bytes)
+
+
+def iteration(rank: Rank, first: bool) -> Iterator[Event]:
+    """The passes of all micro-batches, the optimizer's step, and the gradients' end."""
+    config = rank.config
+    made: dict[Hashable, Event] = {}
+    passes = _Passes(rank)
+    # the second micro-batch adds to the gradients of the first, and others are like the second
+    for step in one_f_one_b(rank.stage, 1, min(config.microbatches, 2)):
+        keeps = step.microbatch == 0 and not (config.run.keep_gradients and not first)
+        for event in passes.run(step, keeps):
+            if event.kind == WEIGHT and event.bytes > 0 and keeps:
+                made[event.storage] = event
+            elif event.kind == WEIGHT:
+                made.pop(event.storage, None)
+            yield event
+    if first:
+        yield from _states(rank)
+    yield from _at_once(buckets(rank, "step"), STEP)
+    if not config.run.keep_gradients:
+        for event in made.values():
+            yield event._replace(op="zero_grad", bytes=-event.bytes)
+
+
+def _states(rank: Rank) -> Iterator[Event]:
+    """The optimizer's states, as its first step makes them: weight by weight."""
+    total = rank.parameters.total()
+    for part in (each for each in states(rank) if each.group == "optimizer"):
+        before = done = 0
+        for number, (_, size, alike) in enumerate(rank.weights()):
+            for i in range(alike):
+                done += size
+                until = part.bytes * done // total
+                if until > before:
+                    yield Event(STEP, (part.name, number, i), STATES, until - before)
+                before = until
+
+
+def _at_once(parts: Iterable[Part], op: str) -> Iterator[Event]:
+    """Parts that are allocated together, and freed."""
+    there = [part for part in parts if part.bytes]
+    yield from (Event(op, (op, part.name), op, part.bytes) for part in there)
+    yield from (Event(op, (op, part.name), op, -part.bytes) for part in there)
+
+
+class _Passes:
+    """The passes of a rank. What one graph hands over to the next is one storage for both.
+
+    Attributes:
+        rank: The rank.
+        renamed: Storages that were handed over, with the name under which they were born.
+        tied: The gradients of a tied table: one of the head and one of the embedding.
+        of_table: Those that are there, with their names.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.renamed: dict[Hashable, Hashable] = {}
+        self.of_table: dict[Hashable, Hashable] = {}
+        tied = gradients.of_tied_head(rank) > 0
+        ends = [_graph(rank.config, name) for name in (HEAD, EMBEDDING)] if tied else []
+        self.tied = {
+            (weight.name, "gradient")
+            for graph in ends
+            for op in graph.ops
+            for weight in op.weights
+            if weight.shared or op.kind is LOOKUP
+        }
+
+    def run(self, step: Step, keeps: bool) -> Iterator[Event]:
+        """The events of one micro-batch's pass through a chunk."""
+        forwards = step.phase == FORWARD
+        graphs = self._graphs(step.chunk)
+        carried: tuple[Hashable, int] | None = None
+        for name, kind, policy in graphs if forwards else reversed(graphs):
+            span = _span(self.rank.config, kind, policy, forwards, keeps)
+            owner = step.microbatch, step.chunk, name
+            given, carried = carried, None
+            for event in span.events:
+                key = owner, event.storage
+                if event.storage in self.tied and not forwards:
+                    if event.bytes > 0:
+                        self.of_table[event.storage] = key
+                        yield event._replace(storage=key)
+                    continue  # it is freed when both are added
+                if event.bytes > 0:
+                    if given and event.storage == span.takes and event.bytes == given[1]:
+                        self.renamed[key], given = given[0], None
+                        continue
+                    yield event._replace(storage=key)
+                    continue
+                key = self.renamed.pop(key, key)
+                if event.storage == span.leaves:
+                    carried = key, -event.bytes
+                else:
+                    yield event._replace(storage=key)
+            if given:
+                yield Event(PASS, given[0], walk.WORKING, -given[1])
+            if not forwards and name == EMBEDDING:
+                yield from self._sum_of_tied(owner, keeps)
+        if carried:
+            yield Event(PASS, carried[0], walk.WORKING, -carried[1])
+
+    def _sum_of_tied(self, owner: Hashable, keeps: bool) -> Iterator[Event]:
+        """Both gradients of a tied table are added, out of place."""
+        if self.of_table:
+            size = gradients.of_tied_head(self.rank)
+            total = Event("add", (owner, "sum of a tied table's gradients"), WEIGHT, size)
+            yield total
+            for key in self.of_table.values():
+                yield total._replace(storage=key, bytes=-size)
+            if not keeps:
+                yield total._replace(bytes=-size)
+            self.of_table = {}
+
+    def _graphs(self, chunk: int) -> list[tuple[Hashable, str, Policy]]:
+        """The graphs of a chunk in forward order: a name, the kind, and what is recomputed."""
+        config, rank = self.rank.config, self.rank
+        layers = enumerate(rank.chunks[chunk])
+        found = [(number, kind, _policy(config, number)) for number, kind in layers]
+        if rank.places[chunk] == 0:
+            found.insert(0, (EMBEDDING, EMBEDDING, NOTHING))
+        if rank.places[chunk] == config.parallel.chunks - 1:
+            found.append((HEAD, HEAD, NOTHING))
+        return found
+
+
+def _policy(config: Config, number: int) -> Policy:
+    """The policy of a chunk's layer, counted from 0; the block method recomputes only the first."""
+    run = config.run
+    some = run.recompute_layers if run.recompute_method == "block" else None
+    return run.policy if some is None or number < some else NOTHING
+
+
+@lru_cache(256)
+def _span(config: Config, name: str, policy: Policy, forwards: bool, keeps: bool) -> Span:
+    """The events of a layer of a kind, or of an end of the model."""
+    graph = _graph(config, name)
+    read = {tensor for op in graph.ops for tensor in op.inputs}
+    made = {tensor for op in graph.ops for tensor in op.outputs}
+    outputs = [t for op in graph.ops for t in op.outputs if t not in read]
+    inputs = [t for op in graph.ops for t in op.inputs if t not in made and t not in graph.shared]
+    if forwards:
+        found = tuple(walk.forward_events(graph, policy))
+        return Span(found, inputs[0] if inputs else None, outputs[-1] if outputs else None)
+    own = config.run.activation_bytes
+    found = tuple(walk.backward_events(graph, policy, own, keeps=keeps))
+    gone = [e.storage for e in found if e.op == "" and e.bytes < 0 and e.kind == walk.WORKING]
+    takes = (outputs[-1], "gradient") if outputs else None
+    return Span(found, takes, gone[0] if gone else None)
+
+
+@lru_cache(64)  # forward and backward refer to the same tensors
+def _graph(config: Config, name: str) -> Graph:
+    ends: Mapping[str, Callable[[Config], Graph]] = {EMBEDDING: embedding_graph, HEAD: head_graph}
+    return ends[name](config) if name in ends else layer_graph(config, kind=name)
