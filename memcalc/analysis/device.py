@@ -10,7 +10,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from memcalc.analysis import activations, buffers, gradients, segments, stages, walk
+from memcalc.analysis import activations, buffers, gradients, segments, stages, timeline, walk
+from memcalc.analysis.allocator import SOURCE as ALLOCATOR
 from memcalc.analysis.layers import layer_bytes, layer_waiting
 from memcalc.analysis.optimizer_step import temporary
 from memcalc.analysis.parts import Part
@@ -27,6 +28,7 @@ from memcalc.config.recompute import Policy
 from memcalc.frameworks.record import READ
 
 LEDGER = "the ledger: `memcalc ledger`"
+ROUNDED = "rounding and unsplit remainders of allocator blocks"
 # The phases of a micro-batch's passes, in their order.
 EMBEDDING_BACKWARD = "embedding backward"
 MOMENTS = ("forward", "loss", "head backward", "backward", EMBEDDING_BACKWARD)
@@ -123,6 +125,10 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     kept_ = made if config.run.keep_gradients else []
     over = [*there, *kept_, *buckets(rank, "step"), *buffers.between_steps(rank)]
     phases += [Phase("optimizer step", [*step, *temporary(rank)]), Phase("between steps", over)]
+    if replayed := timeline.replay(config):
+        rests = Part(ROUNDED, replayed.allocated - replayed.requested, "buffers", READ, ALLOCATOR)
+        most = max(phases, key=lambda phase: phase.bytes)
+        phases[phases.index(most)] = most._replace(parts=[*most.parts, rests])
     return StageMemory(stage, len(rank.layers), held.microbatches, phases)
 
 
@@ -184,7 +190,7 @@ def _backward_moments(
     if place == 0:
         graph = embedding_graph(config)
         # the gradient of a table is never fused into its buffer
-        moment = walk.backward(graph, own=config.run.activation_bytes)
+        moment = walk.backward(graph, own=config.run.activation_bytes, keeps=keeps)
         of_one = activations.total(activations.kept(graph))
         saved = stages.chunk_bytes(config, names, "exact")
         others = replace(held, layers=held.layers - saved, embedding=held.embedding - of_one)

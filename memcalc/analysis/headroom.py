@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from memcalc.analysis.parts import Part
+from memcalc.analysis.timeline import replay
 from memcalc.config import Config
 from memcalc.errors import UsageError
 from memcalc.units import MIB, parse_bytes
@@ -16,6 +17,10 @@ from memcalc.units import MIB, parse_bytes
 RESERVED = (
     "measured: 2.8 to 9.3 % more reserved than allocated at the peaks of twelve Megatron-LM runs "
     "on B200, 4.4 % in the median (SimuMax v1.2, docs/b200)"
+)
+REPLAYED = (
+    "PyTorch c10/cuda/CUDACachingAllocator.cpp: two iterations of the step, replayed allocation by "
+    "allocation"
 )
 CONTEXT = (
     "measured: 426 MiB of a process that has only initialized CUDA, with PyTorch 2.10 "
@@ -113,6 +118,9 @@ def headroom(config: Config, margin: str | None = None) -> Headroom:
     if groups:
         fixed.append(_estimated("NCCL communicators", groups, COMMUNICATORS))
     others = ", CUDA context and NCCL" if groups else " and CUDA context"
+    if replayed := replay(config):
+        share = Fraction(replayed.reserved - replayed.allocated, replayed.allocated)
+        return Headroom(share, tuple(fixed), REPLAYED, f"the replayed reserved memory{others}")
     return Headroom(FRAGMENTED, tuple(fixed), RESERVED, f"the estimated reserved memory{others}")
 
 

@@ -131,6 +131,11 @@ class Rank:
             found[self._copy(part)] += table(self.config)
         return found
 
+    @cached_property
+    def trained(self) -> int:
+        """The number of its trained parameters, before data-parallel ranks shard them."""
+        return sum(number for kind, number in self.parameters.items() if kind.trained)
+
     def unit(self, name: str) -> "tuple[tuple[WeightKind, int], ...]":
         """The parameters of one of its units: their kinds, each with its number."""
         return _of_graph(self.config, name)

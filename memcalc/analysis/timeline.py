@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from memcalc.analysis import buffers, gradients, walk
 from memcalc.analysis.allocator import Allocator, AllocatorConf, Block
+from memcalc.analysis.optimizer_step import form, temporary
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import EMBEDDING, HEAD, Rank
 from memcalc.analysis.schedule import FORWARD, Step, one_f_one_b
@@ -47,13 +48,15 @@ class Span(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What PyTorch's allocator holds in the last iteration that is replayed.
+    """The most bytes of PyTorch's allocator in the last iteration that is replayed.
 
     Attributes:
-        allocated: The most bytes that it has given out.
-        reserved: The most bytes that it holds from the driver.
+        requested: What was asked of it: the peak of the events themselves.
+        allocated: What it has given out: rounded, and with the rests of blocks that are not split.
+        reserved: What it holds from the driver.
     """
 
+    requested: int
     allocated: int
     reserved: int
 
@@ -72,17 +75,20 @@ def covers(config: Config) -> bool:
 
 
 @lru_cache(64)
-def replay(config: Config, capacity: int | None = None) -> Replay | None:
-    """Two iterations of the first stage through the caching allocator; None if that is too much.
+def replay(config: Config) -> Replay | None:
+    """Two iterations through the caching allocator; None if their order is not known, or too long.
 
-    Args:
-        config: A run that ``covers`` is true of.
-        capacity: The bytes of the GPU, from which the allocator's retries follow.
-
-    Raises:
-        OutOfMemory: The GPU is too small.
+    >>> from memcalc.config import load
+    >>> settings = {"main_grads": "bf16", "main_params": "none", "moments": "bf16"}
+    >>> run = {"seq_length": 2048, "implementation": "transformers-sdpa", **settings}
+    >>> found = replay(load("llama-3.2-1b", **run))
+    >>> found.requested <= found.allocated < found.reserved
+    True
     """
-    allocator = Allocator(AllocatorConf(), capacity)
+    if not covers(config):
+        return None
+    expandable = config.run.environment.expandable_segments
+    allocator = Allocator(AllocatorConf(expandable_segments=expandable))
     blocks: dict[Hashable, Block] = {}
     for number, event in enumerate(events(Rank(config, 0))):
         if number > MOST_EVENTS:
@@ -93,7 +99,7 @@ def replay(config: Config, capacity: int | None = None) -> Replay | None:
             blocks[event.storage] = allocator.malloc(event.bytes)
         else:
             allocator.free(blocks.pop(event.storage))
-    return Replay(allocator.most_allocated, allocator.most_reserved)
+    return Replay(allocator.most_requested, allocator.most_allocated, allocator.most_reserved)
 
 
 LAST_ITERATION = "the last iteration begins"
@@ -122,7 +128,7 @@ def iteration(rank: Rank, first: bool) -> Iterator[Event]:
     """The passes of all micro-batches, the optimizer's step, and the gradients' end."""
     config = rank.config
     made: dict[Hashable, Event] = {}
-    passes = _Passes(rank)
+    passes = _Passes(rank, first)
     # the second micro-batch adds to the gradients of the first, and others are like the second
     for step in one_f_one_b(rank.stage, 1, min(config.microbatches, 2)):
         keeps = step.microbatch == 0 and not (config.run.keep_gradients and not first)
@@ -135,6 +141,7 @@ def iteration(rank: Rank, first: bool) -> Iterator[Event]:
     if first:
         yield from _states(rank)
     yield from _at_once(buckets(rank, "step"), STEP)
+    yield from _temporary(rank)
     if not config.run.keep_gradients:
         for event in made.values():
             yield event._replace(op="zero_grad", bytes=-event.bytes)
@@ -142,16 +149,30 @@ def iteration(rank: Rank, first: bool) -> Iterator[Event]:
 
 def _states(rank: Rank) -> Iterator[Event]:
     """The optimizer's states, as its first step makes them: weight by weight."""
-    total = rank.parameters.total()
     for part in (each for each in states(rank) if each.group == "optimizer"):
-        before = done = 0
-        for number, (_, size, alike) in enumerate(rank.weights()):
-            for i in range(alike):
-                done += size
-                until = part.bytes * done // total
-                if until > before:
-                    yield Event(STEP, (part.name, number, i), STATES, until - before)
-                before = until
+        yield from _spread(rank, part, STATES)
+
+
+def _spread(rank: Rank, part: Part, kind: str) -> Iterator[Event]:
+    """A part as a storage per weight, in proportion to the weights."""
+    total, before, done = rank.parameters.total(), 0, 0
+    for number, (_, size, alike) in enumerate(rank.weights()):
+        for i in range(alike):
+            done += size
+            until = part.bytes * done // total
+            if until > before:
+                yield Event(STEP, (part.name, number, i), kind, until - before)
+            before = until
+
+
+def _temporary(rank: Rank) -> Iterator[Event]:
+    """What the optimizer's step holds while it runs: a list of a tensor per weight, if foreach."""
+    if form(rank.config) == "foreach":
+        held = [event for part in temporary(rank) for event in _spread(rank, part, STEP)]
+        yield from held
+        yield from (event._replace(bytes=-event.bytes) for event in held)
+    else:
+        yield from _at_once(temporary(rank), STEP)
 
 
 def _at_once(parts: Iterable[Part], op: str) -> Iterator[Event]:
@@ -166,13 +187,15 @@ class _Passes:
 
     Attributes:
         rank: The rank.
+        first: Whether this is the first iteration, whose gradients may outlive it.
         renamed: Storages that were handed over, with the name under which they were born.
         tied: The gradients of a tied table: one of the head and one of the embedding.
         of_table: Those that are there, with their names.
     """
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, first: bool) -> None:
         self.rank = rank
+        self.first = first
         self.renamed: dict[Hashable, Hashable] = {}
         self.of_table: dict[Hashable, Hashable] = {}
         tied = gradients.of_tied_head(rank) > 0
@@ -192,10 +215,10 @@ class _Passes:
         carried: tuple[Hashable, int] | None = None
         for name, kind, policy in graphs if forwards else reversed(graphs):
             span = _span(self.rank.config, kind, policy, forwards, keeps)
-            owner = step.microbatch, step.chunk, name
+            owner = self.first, step.microbatch, step.chunk, name
             given, carried = carried, None
             for event in span.events:
-                key = owner, event.storage
+                key: Hashable = (owner, event.storage)
                 if event.storage in self.tied and not forwards:
                     if event.bytes > 0:
                         self.of_table[event.storage] = key
@@ -235,7 +258,9 @@ class _Passes:
         """The graphs of a chunk in forward order: a name, the kind, and what is recomputed."""
         config, rank = self.rank.config, self.rank
         layers = enumerate(rank.chunks[chunk])
-        found = [(number, kind, _policy(config, number)) for number, kind in layers]
+        found: list[tuple[Hashable, str, Policy]] = [
+            (number, kind, _policy(config, number)) for number, kind in layers
+        ]
         if rank.places[chunk] == 0:
             found.insert(0, (EMBEDDING, EMBEDDING, NOTHING))
         if rank.places[chunk] == config.parallel.chunks - 1:

@@ -143,6 +143,10 @@ class Rank(Protocol):
         """Whether one of its layers has experts."""
 
     @property
+    def trained(self) -> int:
+        """The number of its trained parameters, before data-parallel ranks shard them."""
+
+    @property
     def output_bytes(self) -> int:
         """The bytes that it sends to the next stage for one micro-batch."""
 

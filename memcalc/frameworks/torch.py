@@ -1,6 +1,10 @@
 """PyTorch: plain modules and its own step; FSDP2."""
 
-from memcalc.frameworks.record import READ, Framework, Sharder
+from collections.abc import Iterator
+
+from memcalc.frameworks.record import READ, Buffer, Framework, Rank, Sharder
+
+DDP = "PyTorch torch/csrc/distributed/c10d/reducer.cpp: initialize_buckets"
 
 TORCH = Framework(
     title="PyTorch",
@@ -21,7 +25,7 @@ TORCH = Framework(
     optimizer_step="foreach",  # optim/optimizer.py: _default_to_fused_or_foreach, on CUDA
     widens_states=False,
     momentum=0,  # optim/sgd.py
-    lasting="",
+    lasting="memcalc.frameworks.torch:lasting",
     in_a_pass="",
     between_steps="",
 )
@@ -51,3 +55,11 @@ FSDP2 = Sharder(
     known_order=False,
     flat=False,
 )
+
+
+def lasting(rank: Rank) -> Iterator[Buffer]:
+    """The buckets of DistributedDataParallel, beside the gradients (not as their memory)."""
+    config = rank.config
+    if rank.steps_itself and config.parallel.replicas > 1 and config.parallel.zero == 0:
+        size = config.run.activation_bytes * rank.trained
+        yield Buffer("DDP's buckets of gradients", size, DDP)
