@@ -213,7 +213,7 @@ class TestFigure:
     def test_equal_bars_are_explained(self):
         drawn = memcalc.plot("techniques", load("llama-3-8b", seq_length=512))
         title = drawn.get_suptitle().replace("\n", " ")
-        assert "t is 1, so neither tensor nor sequence" in title
+        assert "--tp 1: bars with and without tensor" in title
         assert "selective recomputation drops nothing" in title
         assert "t is 1" not in memcalc.plot("techniques", load("22b")).get_suptitle()
 
