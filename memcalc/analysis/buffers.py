@@ -92,7 +92,7 @@ def _workspaces(config: Config) -> Iterator[Buffer]:
     if said is not None:
         yield Buffer(name, HANDLES * said, PYTORCH_CUBLAS)
     elif capability is not None:
-        size = _cublas(capability, run.environment.pytorch)
+        size = cublas_workspace(capability, run.environment.pytorch)
         yield Buffer(name, HANDLES * size, PYTORCH_CUBLAS)
     if capability is None or not config.run.implementation.transformer_engine:
         return
@@ -106,11 +106,19 @@ def _workspaces(config: Config) -> Iterator[Buffer]:
         )
 
 
-def _cublas(capability: int, version: tuple[int, ...] | None) -> int:
-    """PyTorch's default: 32 MiB from Hopper on, 8.125 MiB before; cuBLASLt shares the workspace.
+def cublas_workspace(capability: int, version: tuple[int, ...] | None = None) -> int:
+    """Bytes of a cuBLAS workspace of PyTorch, which cuBLASLt shares.
 
-    Blackwell has 32 MiB since PyTorch 2.12 (pytorch/pytorch pull request 175344). For cuBLASLt see
-    torch/backends/cuda/__init__.py: TORCH_CUBLASLT_UNIFIED_WORKSPACE.
+    By default it is 32 MiB from Hopper on, and 8.125 MiB before (CublasHandlePool.cpp:
+    parseChosenWorkspaceSize). Blackwell has 32 MiB since PyTorch 2.12 (pytorch/pytorch pull request
+    175344). For cuBLASLt see torch/backends/cuda/__init__.py: TORCH_CUBLASLT_UNIFIED_WORKSPACE.
+
+    Args:
+        capability: The GPU's compute capability, times 10.
+        version: PyTorch's version; None is a recent version.
+
+    >>> cublas_workspace(80), cublas_workspace(90)
+    (8519680, 33554432)
     """
     large = capability == 90 or (capability > 90 and (version is None or version >= (2, 12)))
     return 32 * MIB if large else 4096 * 2 * 1024 + 16 * 8 * 1024

@@ -2,12 +2,16 @@
 
 import doctest
 import pkgutil
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import memcalc
+
+with suppress(ImportError):  # it must come before the first backward pass of the process
+    import memcalc.validation.step.link
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's, of its collectives
 

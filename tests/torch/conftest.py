@@ -1,9 +1,10 @@
-"""Ranks that are forked from one process, which has imported what each of them needs."""
+"""Ranks that are forked from one process, and CUDA's guard before the first backward pass."""
 
 import multiprocessing
 
 import pytest
 
+import memcalc.validation.step.link  # noqa: F401
 from memcalc.validation import ranks
 
 
