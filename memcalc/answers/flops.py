@@ -12,7 +12,7 @@ from memcalc.config.gpus import gpu
 from memcalc.config.recompute import POLICIES
 from memcalc.errors import UsageError, nearest
 from memcalc.report import Column, Report
-from memcalc.units import format_flops
+from memcalc.units import counted, format_flops
 
 SCOPES = ("iteration", "layer")
 OF_TORCH = ("torch", "transformers")  # whose recomputation is torch.utils.checkpoint's
@@ -57,8 +57,8 @@ def flops(
 
     Raises:
         ConfigError: The number of GPUs is not a whole number in its range.
-        UsageError: The time is out of range or of one layer, the GPU is unknown, or nothing has a
-            causal mask.
+        UsageError: The time is out of range or of one layer, the GPU is unknown, the global batch
+            of so many GPUs is unknown, or nothing has a causal mask.
 
     >>> from memcalc.config import load
     >>> row, = flops(load("530b"), iteration_time=37.83).records()
@@ -79,6 +79,7 @@ def flops(
         config = config.padded
     if gpus is not None:
         fields.whole("gpus", gpus, 2**24)
+        _whole_run(config, gpus)
     seconds = None if iteration_time is None else Fraction(str(iteration_time))
     done = getattr(count, scope)(config, causal)
     if causal and done == getattr(count, scope)(config):
@@ -113,6 +114,18 @@ def flops(
         ),
         answer=_answer(done, scope, mfu, _percent(done.hardware, config, seconds, gpus)),
     )
+
+
+def _whole_run(config: Config, gpus: int) -> None:
+    """Refuse more or fewer GPUs than ranks where the global batch is that of the ranks."""
+    parallel, run = config.parallel, config.run
+    if run.global_batch_size is None and gpus != parallel.ranks:
+        each = parallel.ranks // parallel.dp
+        replicas = f"--dp {gpus // each} and " if gpus % each == 0 else ""
+        raise UsageError(
+            f"--gpus {gpus}, but the FLOPs are those of {counted(parallel.ranks, 'rank')}: pass "
+            f"{replicas}--global-batch-size of the whole run"
+        )
 
 
 def _answer(done: count.Flops, scope: str, mfu: float | None, hfu: float | None) -> str:
@@ -164,8 +177,8 @@ def _gpu_note(config: Config, gpus: int | None, mfu: float | None) -> tuple[str,
     )
     if number != ranks:
         lines += (
-            f"warning: --gpus {number}, but the FLOPs are those of {ranks} ranks: set --dp and "
-            "--global-batch-size to those of the whole run",
+            f"warning: --gpus {number}, but the FLOPs are those of a global batch of "
+            f"{config.sequences} over {counted(ranks, 'rank')}: check --dp and --global-batch-size",
         )
     if mfu > 100:
         lines += ("warning: utilization above 100 %: check --iteration-time, --gpus and the batch",)

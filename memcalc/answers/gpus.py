@@ -2,6 +2,7 @@
 
 from memcalc.config import gpus as catalog
 from memcalc.report import Column, Report
+from memcalc.units import format_bytes
 
 COLUMNS = (
     Column("name", "text"),
@@ -35,13 +36,19 @@ COLUMNS = (
 )
 
 
-def gpus() -> Report:
+def gpus(name: str | None = None) -> Report:
     """The GPUs that memcalc knows: other names, memory, peaks, bandwidths and what is on the chip.
+
+    Args:
+        name: One of them; by default all.
+
+    Raises:
+        ConfigError: There is no such GPU.
 
     >>> dict(zip(gpus().column("name"), gpus().column("bf16_flops")))["a100-80gb"]
     312000000000000
     """
-    found = catalog.gpus()
+    found = catalog.gpus() if name is None else [catalog.gpu(name)]
     return Report(
         "gpus",
         "GPUs of the catalog",
@@ -76,5 +83,7 @@ def gpus() -> Report:
             "-: not supported by the GPU, or not in the sources of this catalog",
             "mi250x: one of its two dies, because PyTorch sees each die as a GPU",
         ),
-        answer=f"{len(found)} GPUs; --gpu and --budget take their names",
+        answer=f"{len(found)} GPUs; --gpu and --budget take their names"
+        if name is None
+        else f"{found[0].name} has {format_bytes(found[0].memory_bytes)} of memory",
     )

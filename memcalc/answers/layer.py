@@ -84,7 +84,7 @@ def layer(config: Config, accounting: str = "paper") -> Report:
             formula = layer_formula(each, accounting, letters, kind)
             size = sizes[technique.name]
             rows.append((kind, technique.name, formula, size, 100 * size / sizes["tensor"]))
-    lines = (*notes(config, accounting), *flash_note(config))
+    lines = tuple(dict.fromkeys((*notes(config, accounting), *flash_note(config))))
     if config.parallel.tp == 1:
         lines += ("tensor-parallel size 1: rows with tensor parallelism equal those without",)
     if len(under) < len(TECHNIQUES):

@@ -26,6 +26,8 @@ def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
         lines.append(f"assumed: {', '.join(each.words for each in config.assumed)}")
     lines += _of_spread(config)
     lines += method_note(config)
+    if config.run.policy == POLICIES["selective"]:
+        lines += flash_note(config)
     lines += _of_experts(config, accounting)
     lines += _of_windows(config)
     lines += _of_own_calls(config)

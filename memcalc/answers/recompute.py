@@ -81,8 +81,7 @@ def recompute(
         tuple(rows),
         symbols.values(config),
         (
-            *notes(config, accounting),
-            *flash_note(config),
+            *dict.fromkeys((*notes(config, accounting), *flash_note(config))),
             "bytes are per rank; FLOPs, also of the last column, are of GEMMs, per micro-batch, "
             "over all ranks",
             "early stop: recomputation ends at the last tensor that backward needs "

@@ -6,7 +6,7 @@ import click
 
 import memcalc
 from memcalc.checks.claims import VERDICTS
-from memcalc.cli.command import Command, option
+from memcalc.cli.command import Command, Word, option
 from memcalc.cli.options import SHOW, options
 from memcalc.cli.show import show
 
@@ -15,7 +15,7 @@ from memcalc.cli.show import show
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @option(
     "--verdict",
-    type=click.Choice(list(VERDICTS)),
+    type=Word(VERDICTS),
     metavar="VERDICT",
     common=True,
     help=f"Show only claims with this verdict: {', '.join(VERDICTS)}.  [default: all]",

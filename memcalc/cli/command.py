@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from memcalc.cli import names
-from memcalc.errors import UsageError
+from memcalc.errors import UsageError, nearest
 from memcalc.terminal import say
 
 GROUPS = (
@@ -104,6 +104,22 @@ class Ratio(Number):
         return float(number) / 100 if percent else float(number)
 
 
+class Word(click.Choice[str]):
+    """One of some words, in other tools' spelling too; an error suggests the nearest ones."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The word in memcalc's spelling."""
+        if value in self.choices:
+            return str(value)
+        for word in (str(value).lower(), names.spelled(str(value))):
+            for each in (word, word.replace("-", "_"), word.replace("_", "-")):
+                if each in self.choices:
+                    return each
+        name = max(param.opts, key=len) if param else "a value"
+        hint = nearest(str(value), self.choices)
+        raise click.UsageError(f"{name} {str(value)[:40]!r} is unknown; {hint}", ctx)
+
+
 def _unlike(
     what: str, value: str, param: click.Parameter | None, ctx: click.Context | None
 ) -> click.UsageError:
@@ -166,9 +182,11 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, with other tools' names translated; errors suggest the right option."""
         own = {name for each in _options(self, ctx) for name in _names(each)}
-        flags = {name for each in _options(self, ctx) if each.is_flag for name in _names(each)}
+        once = [each for each in _options(self, ctx) if not each.multiple]
+        options = {name: max(each.opts, key=len) for each in once for name in _names(each)}
+        flags = {name for each in once if each.is_flag for name in _names(each)}
         try:
-            args = names.canonical(args, own | self.refused.keys(), flags)
+            args = names.canonical(args, own | self.refused.keys(), options, flags)
         except UsageError as error:
             raise click.UsageError(str(error), ctx) from error
         try:

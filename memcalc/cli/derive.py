@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from memcalc.cli.command import Command, option
+from memcalc.cli.command import Command, Word, option
 from memcalc.cli.extras import installed
 from memcalc.cli.names import as_option
 from memcalc.cli.options import CHOICES, KERNELS, SHOW, options
@@ -50,14 +50,14 @@ class Letters(click.ParamType[dict[str, int]]):
 @option(
     "--from",
     "source",
-    type=click.Choice(FROM),
+    type=Word(FROM),
     common=True,
     help="Whose model: memcalc's own layer (own), or Hugging Face's whole model (transformers).  "
     "[default: own]",
 )
 @option(
     "--against",
-    type=click.Choice(AGAINST),
+    type=Word(AGAINST),
     common=True,
     help="Compare with the exact ledger.  [default: none]",
 )
@@ -74,7 +74,7 @@ class Letters(click.ParamType[dict[str, int]]):
 )
 @option(
     "--device",
-    type=click.Choice(DEVICES),
+    type=Word(DEVICES),
     help="For a factory: the device whose kernels are counted.  [default: cuda]",
 )
 @option(

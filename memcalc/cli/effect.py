@@ -8,11 +8,13 @@ from memcalc.answers.warnings import ineffective
 from memcalc.cli.names import as_option
 from memcalc.config import Config
 from memcalc.config.catalog import sources
+from memcalc.config.gpus import gpu
 from memcalc.config.merge import configure
 from memcalc.errors import MemcalcError
 from memcalc.report import Report
 
 SIZES = ("dp", "global_batch_size")  # often without effect on memory, as the title shows
+LONG = 8192  # tokens per sequence in usual training; contexts of inference are longer
 MOST_CHUNKS = 256  # with more model chunks, asking again takes seconds, and no option is checked
 
 Answer = TypeVar("Answer")
@@ -21,15 +23,21 @@ Answer = TypeVar("Answer")
 def answered(target: str, settings: Mapping[str, Any], ask: Callable[[Config], Report]) -> Report:
     """The answer for MODEL and the options, with a warning for each option without effect.
 
+    A long sequence that nobody named begins the answer.
+
     Args:
         target: MODEL.
         settings: The options.
         ask: The question.
     """
-    _, report, lines = checked(
+    config, report, lines = checked(
         target, settings, ask, lambda each: ((each.rows, each.answer), each.title)
     )
-    return replace(report, notes=(*report.notes, *lines))
+    answer, s = report.answer, config.run.seq_length
+    assumed = {each.setting for each in config.assumed}
+    if s > LONG and "seq_length" in assumed and report.command != "formula":
+        answer = f"at s {s} (set -s): {answer}"
+    return replace(report, notes=(*report.notes, *lines), answer=answer)
 
 
 def checked(
@@ -81,19 +89,26 @@ def checked(
     )
 
 
-def _facts(config: Config) -> Config:
-    """A config without the notes on where its settings come from, with defaults as their values."""
-    parallel, order = config.parallel, config.parallel.order
+def _facts(config: Config) -> tuple[Config, Any]:
+    """What settings say: a config without their spelling and origin, its policy and its chunks."""
+    parallel, order, model = config.parallel, config.parallel.order, config.model
+    layers = parallel.spread(model.layers + (model.encoder_layers or 0), model.mtp_layers)
     named = replace(
         parallel,
         schedule=parallel.schedule if parallel.schedule not in (None, order) else order,
         microbatch_group_size=parallel.group if parallel.vpp > 1 else None,
-        etp=parallel.expert_tp if config.model.experts else None,
+        etp=parallel.expert_tp if model.experts else None,
+        layout=None,
+        first_stage_layers=None,
+        last_stage_layers=None,
     )
     whole = "full" in config.run.recompute
     method = config.run.recompute_method or ("uniform" if whole else None)
-    run = replace(config.run, recompute_method=method)
-    return replace(config, parallel=named, run=run, assumed=(), unmodelled=())
+    name = config.run.gpu and gpu(config.run.gpu).name
+    run = replace(config.run.recomputing("full" if whole else "none"), gpu=name)
+    run = replace(run, recompute_method=method, recompute_layers=config.run.recompute_layers)
+    same = replace(config, parallel=named, run=run, assumed=(), unmodelled=())
+    return same, (config.run.policy, layers)
 
 
 def _written(name: str, value: Any) -> str:

@@ -7,7 +7,7 @@ import click
 
 import memcalc
 from memcalc.answers.flops import SCOPES
-from memcalc.cli.command import Command, Number, Whole, option
+from memcalc.cli.command import Command, Number, Whole, Word, option
 from memcalc.cli.effect import answered
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, WHOLE, model, options
 from memcalc.cli.show import show
@@ -38,7 +38,7 @@ from memcalc.cli.show import show
 )
 @option(
     "--scope",
-    type=click.Choice(SCOPES),
+    type=Word(SCOPES),
     default="iteration",
     help="Count a whole iteration, or one layer for one micro-batch.  [default: iteration]",
 )

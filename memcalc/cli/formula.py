@@ -7,7 +7,7 @@ import click
 from click.core import ParameterSource
 
 import memcalc
-from memcalc.cli.command import Command, option
+from memcalc.cli.command import Command, Word, option
 from memcalc.cli.effect import answered
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, optional_model, options
 from memcalc.cli.show import show, warn, write
@@ -28,7 +28,7 @@ PAPERS = ("li2021",)
 )
 @option(
     "--paper",
-    type=click.Choice(PAPERS),
+    type=Word(PAPERS),
     help="Show a paper's formulas instead of MODEL's. li2021: the sequence parallelism of Li et "
     "al. 2021.  [default: none]",
 )

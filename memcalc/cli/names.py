@@ -1,7 +1,7 @@
 """Other tools' names of options, and suggestions for an unknown option."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 from memcalc.errors import UsageError
@@ -68,6 +68,21 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "--fp32": ("--precision", "fp32"),
     "--json": ("--format", "json"),
     "--csv": ("--format", "csv"),
+}
+
+# Another spelling of an option's value -> memcalc's.
+SPELLINGS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float8": "fp8",
+    "adamw": "adam",
+    "fsdp": "fsdp2",
+    "liger": "chunked",
+    "zbv": "zb-v",
+    "zbh1": "zb-h1",
+    "zbh2": "zb-h2",
 }
 
 _BATCH = (
@@ -152,30 +167,44 @@ def examples(known: Collection[str]) -> str:
 
 
 def canonical(
-    args: Iterable[str], known: Collection[str], flags: Collection[str] = ()
+    args: Iterable[str],
+    known: Collection[str],
+    options: Mapping[str, str] | None = None,
+    flags: Collection[str] = (),
 ) -> list[str]:
     """A command line with other tools' names as the command's own, and _ in names as -.
 
+    Args:
+        args: The command line.
+        known: The names that the command knows.
+        options: For each name of an option that may be given once, the name of the option.
+        flags: Those of these names that take no value.
+
     Raises:
-        UsageError: Two names stand for different values of one option, as --bf16 and --fp16 do.
+        UsageError: An option is given twice with different values, under any of its names.
 
     >>> canonical(["22b", "--seq_len=8", "--bf16"], {"--seq-length", "--precision"})
     ['22b', '--seq-length=8', '--precision', 'bf16']
     """
     words = list(args)
     found: list[str] = []
-    said: dict[str, dict[str, str]] = {}  # option -> what it was written as -> its value
+    said: dict[str, dict[str, str]] = {}  # option -> its value -> what it was written as
     for place, word in enumerate(words):
         if word == "--":
             return [*found, *words[place:]]
         name, equals, value = word.partition("=")
+        if re.match("-[a-z]", word):
+            name, equals, value = word[:2], word[2:], word[2:]
         dashed = name.replace("_", "-")
         own, *its_value = ALIASES.get(dashed, (dashed,))
-        if own in known and name.startswith("--") and own not in flags:
+        if options and own in options:
             following = value if equals else " ".join(words[place + 1 : place + 2])
-            said.setdefault(own, {})[name] = its_value[0] if its_value else following
-            if len(said[own]) > 1 and len(set(said[own].values())) > 1:
-                raise UsageError(f"{' and '.join(said[own])} contradict each other: drop one")
+            alone = own in flags or its_value
+            value_ = (its_value or [own])[0] if alone else following
+            values = said.setdefault(options[own], {})
+            values.setdefault(spelled(value_), name if alone else f"{name} {following}")
+            if len(values) > 1:
+                raise UsageError(f"{' and '.join(values.values())} contradict each other: drop one")
         if not name.startswith("--") or name in known or (its_value and equals):
             found.append(word)
         elif dashed in known or own in known:
@@ -183,6 +212,15 @@ def canonical(
         else:
             found.append(word)
     return found
+
+
+def spelled(value: str) -> str:
+    """A value of an option in memcalc's spelling.
+
+    >>> spelled("torch.bfloat16"), spelled("AdamW"), spelled("llama")
+    ('bf16', 'adam', 'llama')
+    """
+    return SPELLINGS.get(value.lower().removeprefix("torch."), value)
 
 
 def written(name: str, args: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from memcalc.analysis.activations import ACCOUNTINGS
-from memcalc.cli.command import Decorated, Number, Whole, option, remember
+from memcalc.cli.command import Decorated, Number, Whole, Word, option, remember
 from memcalc.config import IMPLEMENTATIONS, PRECISION_BYTES
 from memcalc.config.catalog import names
 from memcalc.config.gpus import aliases, gpus
@@ -59,7 +59,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "accounting": partial(
             option,
             "--accounting",
-            type=click.Choice(list(ACCOUNTINGS)),
+            type=Word(ACCOUNTINGS),
             default="paper",
             help="paper leaves small buffers out, as Korthikanti et al. 2022; exact counts every "
             "byte.  [default: paper]",
@@ -108,7 +108,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "precision": partial(
             option,
             "--precision",
-            type=click.Choice(list(PRECISION_BYTES)),
+            type=Word(PRECISION_BYTES),
             help="Dtype of weights and activations. fp8: linears save fp8 inputs, and keep "
             "fp8 copies of their bf16 weights.  [default: bf16]",
         ),
@@ -135,7 +135,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "cp_kind": partial(
             option,
             "--cp-kind",
-            type=click.Choice(list(CONTEXT_KINDS)),
+            type=Word(CONTEXT_KINDS),
             metavar="KIND",
             help="How context parallelism exchanges keys and values: ring, all_gather, or "
             "all_to_all (Ulysses).  [default: ring]",
@@ -173,7 +173,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "schedule": partial(
             option,
             "--schedule",
-            type=click.Choice(list(SCHEDULES)),
+            type=Word(SCHEDULES),
             metavar="NAME",
             help=f"Pipeline schedule: {', '.join(SCHEDULES)}.  "
             "[default: 1f1b; interleaved with --vpp]",
@@ -234,7 +234,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "sharder": partial(
             option,
             "--sharder",
-            type=click.Choice(list(SHARDERS)),
+            type=Word(SHARDERS),
             metavar="NAME",
             common=True,
             help=f"Framework whose sharding is modeled: {', '.join(SHARDERS)}.  "
@@ -256,14 +256,14 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "optimizer": partial(
             option,
             "--optimizer",
-            type=click.Choice(list(OPTIMIZERS)),
+            type=Word(OPTIMIZERS),
             metavar="NAME",
             help=f"Optimizer: {', '.join(OPTIMIZERS)}; adam includes AdamW.  [default: adam]",
         ),
         "optimizer_step": partial(
             option,
             "--optimizer-step",
-            type=click.Choice(list(FORMS)),
+            type=Word(FORMS),
             help="How the optimizer updates weights: foreach (all at once, with temporary copies "
             "of all), fused (one kernel, in place) or loop (one by one).  [default: foreach for "
             "torch, transformers and fsdp2; else fused]",
@@ -292,13 +292,13 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "main_grads": partial(
             option,
             "--main-grads",
-            type=click.Choice(list(MAIN_GRADS)),
+            type=Word(MAIN_GRADS),
             help="Gradient accumulation dtype.  [default: fp32; the weights' dtype with DeepSpeed]",
         ),
         "main_params": partial(
             option,
             "--main-params",
-            type=click.Choice(list(MAIN_PARAMS)),
+            type=Word(MAIN_PARAMS),
             metavar="DTYPE",
             help="Dtype of the master weights: fp32, fp16, remainder (the 16 bits that bf16 leaves "
             "out), or none.  [default: fp32]",
@@ -306,7 +306,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "moments": partial(
             option,
             "--moments",
-            type=click.Choice(list(MOMENTS)),
+            type=Word(MOMENTS),
             help="Dtype of the optimizer's moments.  [default: fp32]",
         ),
         "fp8_params": partial(
@@ -357,7 +357,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "recompute_method": partial(
             option,
             "--recompute-method",
-            type=click.Choice(list(METHODS)),
+            type=Word(METHODS),
             help="With --recompute full: uniform (a checkpoint per N layers), or block (only the "
             "first N layers of each model chunk); N is --recompute-layers.  [default: uniform]",
         ),
@@ -373,7 +373,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "implementation": partial(
             option,
             "--implementation",
-            type=click.Choice(list(IMPLEMENTATIONS)),
+            type=Word(IMPLEMENTATIONS),
             metavar="NAME",
             help=f"Framework whose layer is modeled: {', '.join(IMPLEMENTATIONS)}.  "
             "[default: megatron; paper for 22b, 175b, 530b and 1t]",
@@ -381,13 +381,13 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "attention": partial(
             option,
             "--attention",
-            type=click.Choice(list(ATTENTIONS)),
+            type=Word(ATTENTIONS),
             help="Attention kernel.  [default: the implementation's]",
         ),
         "expert_products": partial(
             option,
             "--expert-products",
-            type=click.Choice(EXPERT_PRODUCTS),
+            type=Word(EXPERT_PRODUCTS),
             metavar="KIND",
             help="How expert GEMMs run: grouped (one kernel for all experts), sequential (one GEMM "
             "per expert), or batched (one GEMM per routed token).  [default: the "
@@ -396,7 +396,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         "cross_entropy": partial(
             option,
             "--cross-entropy",
-            type=click.Choice(list(CROSS_ENTROPIES)),
+            type=Word(CROSS_ENTROPIES),
             metavar="KIND",
             help="Cross-entropy kernel: unfused, native (Megatron-core), te (Transformer Engine), "
             "or chunked (Liger).  [default: unfused]",
@@ -417,7 +417,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             option,
             "--format",
             "format_",
-            type=click.Choice(FORMATS),
+            type=Word(FORMATS),
             metavar="FORMAT",
             common=True,
             help=f"Output format: {', '.join(FORMATS)}.  [default: by the suffix of -o, else text]",

@@ -8,7 +8,7 @@ import click
 
 import memcalc
 from memcalc.answers.rnn import SCOPES
-from memcalc.cli.command import Command, Number, Whole, option
+from memcalc.cli.command import Command, Number, Whole, Word, option
 from memcalc.cli.options import SHOW, complete_gpus, options
 from memcalc.cli.show import show
 from memcalc.config.recurrent import CELLS, KERNELS, PRECISIONS, WHOLE, OnChip
@@ -31,7 +31,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
 @click.command(cls=Command, docs="docs/recurrent.md")
 @option(
     "--scope",
-    type=click.Choice(SCOPES),
+    type=Word(SCOPES),
     default="onchip",
     group=ANSWER,
     common=True,
@@ -41,7 +41,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
 )
 @option(
     "--cell",
-    type=click.Choice(CELLS),
+    type=Word(CELLS),
     group=NETWORK,
     common=True,
     help="Recurrent cell.  [default: vanilla]",
@@ -70,7 +70,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
 )
 @option(
     "--precision",
-    type=click.Choice(PRECISIONS),
+    type=Word(PRECISIONS),
     group=NETWORK,
     help="Dtype of activations.  [default: fp32]",
 )
@@ -92,7 +92,7 @@ TRAINING, CHIP = "Training over time", "Weights on chip"
 )
 @option(
     "--kernels",
-    type=click.Choice(list(KERNELS)),
+    type=Word(KERNELS),
     group=TRAINING,
     help="PyTorch's cells, operation by operation (torch-cpu) or fused (torch-cuda).  "
     "[default: torch-cpu]",

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from memcalc.cli.command import Command, option
+from memcalc.cli.command import Command, Word, option
 from memcalc.cli.extras import installed
 from memcalc.cli.options import CHOICES, KERNELS, RUN, SHOW, model, options
 from memcalc.cli.show import show
@@ -22,7 +22,7 @@ AGAINST = ("own", "megatron", "torch", "transformers")
 @options(*RUN, *CHOICES, *KERNELS)
 @option(
     "--device",
-    type=click.Choice(DEVICES),
+    type=Word(DEVICES),
     common=True,
     help="meta: full size, no memory, no kernels; cpu: a small layer of this shape, one process "
     "per rank; cuda: full size, one GPU per rank.  [default: cuda with a GPU, else cpu and meta]",
@@ -32,7 +32,7 @@ AGAINST = ("own", "megatron", "torch", "transformers")
 )
 @option(
     "--against",
-    type=click.Choice(AGAINST),
+    type=Word(AGAINST),
     default="own",
     metavar="NAME",
     common=True,

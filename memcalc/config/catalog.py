@@ -1,6 +1,7 @@
 """The catalog of models that ship with memcalc, and ``load``, which reads all kinds of models."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from memcalc.config.config import Config
 from memcalc.config.merge import configure
 from memcalc.config.readers import hub, native
 from memcalc.config.source import Source
-from memcalc.errors import ConfigError, nearest
+from memcalc.errors import ConfigError, InputError, nearest
 
 # Other names of models in the catalog.
 ALIASES = {
@@ -118,6 +119,7 @@ def content(target: str) -> Mapping[str, Any] | None:
         return readers.content(hub.fetch(target)[0], target)
     if not _is_path(target):
         raise _unknown(target)
+    _of_hub(target)
     return readers.content(Path(target))
 
 
@@ -128,8 +130,22 @@ def _source(target: str) -> Source:
         path, repository = hub.fetch(target)
         return readers.read(path, repository, target)
     if _is_path(target):
+        _of_hub(target)
         return readers.read(Path(target))
     raise _unknown(target)
+
+
+def _of_hub(target: str) -> None:
+    """Refuse the name of a repository of the Hub that is no path, with what it may stand for.
+
+    Raises:
+        InputError: It is one.
+    """
+    match = re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/([A-Za-z0-9][\w.-]{0,95})", target)
+    if match and not os.path.exists(target) and not target.lower().endswith(readers.SUFFIXES):
+        known = named(match[1])
+        near = f"the catalog has {known}" if known else nearest(match[1], names())
+        raise InputError(f"{target}: no such file; for the Hub, hf:{target}; {near}")
 
 
 def _is_path(target: str) -> bool:

@@ -58,7 +58,11 @@ def _command(command: click.Command, name: str, parent: click.Context, mark: str
         if "\b" not in paragraph:
             yield _escaped(" ".join(paragraph.split())) + "\n"
             continue
-        heading, _, lines = paragraph.replace("\b\n", "").partition("\n")
+        text = paragraph.replace("\b\n", "")
+        if text.startswith(" "):  # rows without a heading
+            yield f"```\n{inspect.cleandoc(text)}\n```\n"
+            continue
+        heading, _, lines = text.partition("\n")
         yield f"{heading}\n\n```sh\n{inspect.cleandoc(lines)}\n```\n"
     if isinstance(command, click.Group):
         for each in command.list_commands(ctx):
