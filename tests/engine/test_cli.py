@@ -260,28 +260,18 @@ class TestJson:
         assert memcalc("flops 22b --gpu h100 --json").err == f"memcalc: warning: {warning}\n"
         assert memcalc("flops 22b --gpu h100 --iteration-time 1 --json").err == ""
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            *("--gpu a100", "--gpu a100-80gb", "--layout 48", "--recompute core_attention"),
-            *("--no-sp", "--tp 8 -b 4"),
-        ],
-    )
-    def test_an_option_that_repeats_what_the_model_says_is_not_warned_about(self, memcalc, options):
-        """Of the paper's 22B model, in one stage and with selective recomputation."""
-        line = "memory 22b --json --recompute"
-        before = memcalc(f"{line} selective").document
-        if "--recompute" in options:
-            line = "memory 22b --json"
-        else:
-            line += " selective"
-        outcome = memcalc(f"{line} {options}")
-        assert outcome.err == ""
-        assert outcome.document["rows"] == before["rows"]
+    @pytest.mark.parametrize("option", ["--gpu a100", "--gpu A100-80GB", "--layout 48", "--tp 8"])
+    def test_an_option_that_repeats_what_the_model_says_is_not_warned_about(self, memcalc, option):
+        repeated = memcalc(f"memory 22b --json {option}")
+        assert repeated.err == ""
+        assert repeated.document["rows"] == memcalc("memory 22b --json").document["rows"]
 
-    def test_a_gpu_that_the_model_names_has_an_effect_on_the_verdict(self, memcalc):
-        for name in ("a100", "a100-80gb", "NVIDIA A100-SXM4-80GB"):
-            assert memcalc(["memory", "gpt3", "--json", "--gpu", name]).err == ""
+    def test_a_recomputation_in_other_words_is_not_warned_about(self, memcalc, tmp_path):
+        model = tmp_path / "model.json"
+        sizes = {"layers": 2, "hidden_size": 64, "heads": 4, "vocab_size": 100}
+        run = {"seq_length": 64, "recompute": "selective"}
+        model.write_text(json.dumps({"memcalc": 1, "model": sizes, "run": run}))
+        assert memcalc(f"memory {model} --recompute core_attn --json").err == ""
 
     def test_text_on_stdout_says_a_warning_once(self, memcalc, tmp_path):
         warning = "--sp has no effect with --tp 1"
@@ -308,6 +298,40 @@ class TestJson:
         found = [note for note in outcome.document["notes"] if note.startswith("warning")]
         assert sorted(found) == sorted(warnings)
         assert memcalc(line).err == ""
+
+    @pytest.mark.parametrize(
+        ("typed", "meant"),
+        [
+            ("--optimizer AdamW", "--optimizer adam"),
+            ("--precision float16", "--fp16"),
+            ("--dtype torch.bfloat16", "--bf16"),
+            ("--sharder FSDP --dp 2", "--sharder fsdp2 --dp 2"),
+            ("--pp 2 --schedule zbv", "--pp 2 --schedule zb-v"),
+            ("--cross-entropy liger", "--cross-entropy chunked"),
+            ("--tp 2 --cp 2 --cp-kind all-gather", "--tp 2 --cp 2 --cp-kind all_gather"),
+        ],
+    )
+    def test_values_are_read_in_other_spellings(self, memcalc, typed, meant):
+        asked = "memory llama-3-8b -s 4096 --json"
+        assert memcalc(f"{asked} {typed}").document == memcalc(f"{asked} {meant}").document
+
+    def test_an_assumed_sequence_beyond_training_lengths_begins_the_answer(self, memcalc):
+        for question in ("memory", "layer", "flops"):
+            assert memcalc(f"{question} mixtral-8x7b").out.startswith("at s 32768 (set -s): ")
+            assert not memcalc(f"{question} mixtral-8x7b -s 32768").out.startswith("at s")
+            assert not memcalc(f"{question} llama-3-8b").out.startswith("at s")  # of 8,192
+
+    def test_selective_recomputation_under_flash_attention_is_said_to_save_nothing(self, memcalc):
+        for question in ("memory", "flops", "ledger", "recompute", "formula"):
+            said = " ".join(memcalc(f"{question} llama-3-8b --recompute selective").out.split())
+            assert said.count("selective recomputation saves almost nothing here") == 1
+            if question != "recompute":  # whose rows are all policies
+                plain = memcalc(f"{question} llama-3-8b").out
+                assert "saves almost nothing" not in " ".join(plain.split())
+
+    def test_gpus_shows_one_gpu(self, memcalc):
+        found = memcalc("gpus h100 --json").document
+        assert [row["name"] for row in found["rows"]] == ["h100-sxm"]
 
 
 class TestFormats:

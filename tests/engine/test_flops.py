@@ -62,8 +62,7 @@ def test_a_utilization_needs_as_many_ranks_as_the_experts():
     settings = {"seq_length": 4096, "tp": 4, "sp": True, "ep": 8, "etp": 1, "gpu": "h100"}
     with pytest.raises(UsageError, match="must divide the 4 ranks of a stage"):
         memcalc.flops(load("mixtral-8x7b", **settings), iteration_time=1.0)
-    for more in ({"dp": 2}, {}):
-        gpus = None if more else 8
+    for more, gpus in (({"dp": 2}, None), ({"global_batch_size": 8}, 8)):
         config = load("mixtral-8x7b", **settings, **more)
         assert memcalc.flops(config, iteration_time=1.0, gpus=gpus).rows[0][5] > 0
 
@@ -161,9 +160,20 @@ class TestIteration:
         config = load("22b")
         eight, sixteen = (memcalc.flops(config, iteration_time=1.1, gpus=gpus) for gpus in (8, 16))
         assert eight.column("mfu_percent")[0] == 2 * sixteen.column("mfu_percent")[0]
-        assert any("--gpus 16, but the FLOPs are those of 8 ranks" in n for n in sixteen.notes)
+        line = "--gpus 16, but the FLOPs are those of a global batch of 4 over 8 ranks"
+        assert any(line in note for note in sixteen.notes)
         fast = memcalc.flops(config, iteration_time=0.1)
         assert any("utilization above 100 %" in note for note in fast.notes)
+
+    def test_other_gpus_than_ranks_need_the_global_batch(self):
+        settings = {"gpu": "h100", "tp": 2}
+        refusal = "those of 2 ranks: pass --dp 4 and --global-batch-size of the whole run"
+        with pytest.raises(UsageError, match=f"--gpus 8, but the FLOPs are {refusal}"):
+            memcalc.flops(load("llama-3-8b", **settings), iteration_time=1, gpus=8)
+        with pytest.raises(UsageError, match="those of 2 ranks: pass --global-batch-size"):
+            memcalc.flops(load("llama-3-8b", **settings), iteration_time=1, gpus=7)
+        whole = load("llama-3-8b", **settings, global_batch_size=64)
+        assert memcalc.flops(whole, iteration_time=10, gpus=8).answer.endswith("%")
 
     def test_without_a_time_the_utilization_is_unknown(self):
         (row,) = memcalc.flops(load("22b")).records()

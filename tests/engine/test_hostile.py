@@ -118,8 +118,6 @@ ANSWERED = {
     ),
     f"{LLAMA} --precision fp8 --implementation transformers-sdpa": "a warning: not measured",
     f"{LLAMA} --cross-entropy te --implementation paper": "any loss follows any layers",
-    f"{LLAMA} --format json --format csv": "of an option given twice the last counts",
-    f"{LLAMA} --gpu h100 --gpu a100": "of an option given twice the last counts",
     f"{LLAMA} -o -": "- is stdout",
     "help": "as --help",
     "-h -h": "as -h",
