@@ -9,9 +9,17 @@ from collections.abc import Sequence
 
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import EMBEDDING, HEAD, Rank, table
-from memcalc.analysis.states import GRADIENTS, recipe, unit_gradients, weight_dtype
+from memcalc.analysis.states import (
+    GRADIENTS,
+    in_root,
+    recipe,
+    unit_gradients,
+    weight_dtype,
+)
 from memcalc.config import Config
 
+TIED_HEAD = "head: gradient of the tied embedding"
+SO_FAR = "gradients of all layers and the head"
 ENGINE = "PyTorch torch/csrc/autograd/functions/accumulate_grad.h: accumulateGrad"
 TIED = "PyTorch torch/csrc/autograd/input_buffer.cpp: InputBuffer::add"
 
@@ -47,7 +55,7 @@ def made_so_far(rank: Rank, chunk: int) -> list[str]:
     """The units whose backward is done when that of a chunk's layers begins."""
     after = [number for number, place in enumerate(rank.places) if place > rank.places[chunk]]
     layers = [name for number in after for name in rank.chunks[number]]
-    return layers + [HEAD] * rank.head
+    return layers + [HEAD] * (rank.head and not in_root(rank.config))
 
 
 def part(name: str, size: int) -> Part:
@@ -65,4 +73,10 @@ def of_tied_head(rank: Rank) -> int:
 
 def waiting(size: int) -> Part:
     """The gradient of a tied table, while it waits for the embedding's backward."""
-    return Part("head: gradient of the tied embedding", size, GRADIENTS, "exact", TIED)
+    return Part(TIED_HEAD, size, GRADIENTS, "exact", TIED)
+
+
+def unsharded_head(rank: Rank) -> int:
+    """The bytes of the head's gradients before they are reduced: FSDP2's root waits for its end."""
+    trained = sum(n for kind, n in rank.unit(HEAD) if kind.trained) if rank.head else 0
+    return trained * rank.config.run.activation_bytes

@@ -1,5 +1,6 @@
 """Named parts of what a GPU holds: each with its bytes, how sure they are, and their source."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 GROUPS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -27,3 +28,8 @@ class Part(NamedTuple):
     group: str
     certainty: str
     source: str
+
+
+def total(parts: Iterable[Part]) -> int:
+    """The bytes of all parts."""
+    return sum(part.bytes for part in parts)

@@ -136,6 +136,29 @@ class Rank:
         """The number of its trained parameters, before data-parallel ranks shard them."""
         return sum(number for kind, number in self.parameters.items() if kind.trained)
 
+    @cached_property
+    def root_size(self) -> int:
+        """The number of parameters of its embedding and head."""
+        return self.parameters.total() - self.layer_sizes
+
+    @cached_property
+    def root_trained(self) -> int:
+        """The number of these that are trained."""
+        return self.trained - sum(
+            n for name in self.layers for kind, n in self.unit(name) if kind.trained
+        )
+
+    @cached_property
+    def layer_sizes(self) -> int:
+        """The number of parameters of all its layers."""
+        return sum(n for name in self.layers for _, n in self.unit(name))
+
+    @cached_property
+    def layer_size(self) -> int:
+        """The number of parameters of its largest layer."""
+        sizes = {name: sum(n for _, n in self.unit(name)) for name in set(self.layers)}
+        return max(sizes.values(), default=0)
+
     def unit(self, name: str) -> "tuple[tuple[WeightKind, int], ...]":
         """The parameters of one of its units: their kinds, each with its number."""
         return _of_graph(self.config, name)

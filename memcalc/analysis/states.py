@@ -19,6 +19,7 @@ from memcalc.config.run import MAIN_GRADS, MAIN_PARAMS, MOMENTS
 from memcalc.errors import ConfigError
 from memcalc.frameworks.record import ESTIMATED, READ
 from memcalc.graph.graph import OF_WEIGHT
+from memcalc.lazy import resolve
 
 GRADIENTS = "gradients"  # the group of their parts
 EMA = "PyTorch optim/swa_utils.py: AveragedModel"
@@ -321,6 +322,25 @@ def buckets(rank: Rank, phase: str) -> list[Part]:
         size = sharder.buckets[parallel.zero] * each.weight * elements
         add("gradient reduction buckets", size, READ, sharder.bucket_source)
     return found
+
+
+def root_parts(rank: Rank, moment: str) -> list[Part]:
+    """The same of FSDP2 at a moment of a pass, where the embedding and the head are in the root.
+
+    >>> from memcalc.config import load
+    >>> config = load("llama-3-8b", dp=8, sharder="fsdp2", implementation="torch")
+    >>> [part.name for part in root_parts(Rank(config, 0), "loss")]
+    ['gathered weights that stay']
+    """
+    each, function = recipe(rank.config.run), rank.config.parallel.sharding.around_root
+    found = resolve(function)(rank, moment, each.weight, each.gradient)
+    return [Part(b.name, b.bytes, "buffers", READ, b.source) for b in found if b.bytes]
+
+
+def in_root(config: Config) -> bool:
+    """Whether the embedding and the head are FSDP2's root, which stays gathered in a pass."""
+    sharded = config.parallel.sharding.around_root and config.parallel.zero > 0
+    return bool(sharded) and config.run.implementation.maker.ends_in_root
 
 
 def _stepped(rank: Rank) -> int:

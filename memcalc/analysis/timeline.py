@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from memcalc.analysis import buffers, gradients, walk
 from memcalc.analysis.allocator import Allocator, AllocatorConf, Block
+from memcalc.analysis.moments import policy_of
 from memcalc.analysis.optimizer_step import form, temporary
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import EMBEDDING, HEAD, Rank
@@ -259,20 +260,13 @@ class _Passes:
         config, rank = self.rank.config, self.rank
         layers = enumerate(rank.chunks[chunk])
         found: list[tuple[Hashable, str, Policy]] = [
-            (number, kind, _policy(config, number)) for number, kind in layers
+            (number, kind, policy_of(config, number)) for number, kind in layers
         ]
         if rank.places[chunk] == 0:
             found.insert(0, (EMBEDDING, EMBEDDING, NOTHING))
         if rank.places[chunk] == config.parallel.chunks - 1:
             found.append((HEAD, HEAD, NOTHING))
         return found
-
-
-def _policy(config: Config, number: int) -> Policy:
-    """The policy of a chunk's layer, counted from 0; the block method recomputes only the first."""
-    run = config.run
-    some = run.recompute_layers if run.recompute_method == "block" else None
-    return run.policy if some is None or number < some else NOTHING
 
 
 @lru_cache(256)

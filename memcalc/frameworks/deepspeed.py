@@ -26,6 +26,7 @@ ZERO = Sharder(
     gathers={1: ("step",), 2: ("step",), 3: ("forward", "backward")},
     gathers_certainty=ESTIMATED,
     reduce_buffer="",
+    around_root="",
     bucket=500_000_000,  # reduce_bucket_size
     buckets={1: 1, 2: 1, 3: 2},  # where communication overlaps by default
     bucket_source="DeepSpeed runtime/zero/stage_1_and_2.py, backward: ipg_buffer of "

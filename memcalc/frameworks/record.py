@@ -41,6 +41,8 @@ class Framework(NamedTuple):
             ``memcalc.config.optimizers.FORMS``.
         widens_states: Whether its fused Adam makes fp32 copies of narrower states.
         momentum: The momentum of its SGD where none is named.
+        ends_in_root: Whether FSDP2 shards the embedding and the head as one unit, the root, which
+            stays gathered from forward to the end of backward; else each is a unit like a layer.
         lasting: The function of the buffers that last from step to step, as ``module:name``, or
             nothing.
         in_a_pass: That of what is held while a micro-batch passes.
@@ -65,6 +67,7 @@ class Framework(NamedTuple):
     optimizer_step: str
     widens_states: bool
     momentum: float
+    ends_in_root: bool
     lasting: str
     in_a_pass: str
     between_steps: str
@@ -89,6 +92,8 @@ class Sharder(NamedTuple):
         gathers: For each stage, the phases in which weights are gathered.
         gathers_certainty: How sure the size of gathered layers is.
         reduce_buffer: The source of a buffer for one layer's gradients, or nothing.
+        around_root: The function of what is gathered and reduced at each moment where the ends are
+            in the root, as ``module:name``, or nothing.
         bucket: The default elements of a bucket of gradients that are reduced, or None.
         buckets: The number of these buckets, for each stage.
         bucket_source: Where these are allocated.
@@ -115,6 +120,7 @@ class Sharder(NamedTuple):
     gathers: Mapping[int, Collection[str]]
     gathers_certainty: str
     reduce_buffer: str
+    around_root: str
     bucket: int | None
     buckets: Mapping[int, int]
     bucket_source: str
@@ -145,6 +151,18 @@ class Rank(Protocol):
     @property
     def trained(self) -> int:
         """The number of its trained parameters, before data-parallel ranks shard them."""
+
+    @property
+    def root_size(self) -> int:
+        """The number of parameters of its embedding and head."""
+
+    @property
+    def layer_sizes(self) -> int:
+        """The number of parameters of all its layers."""
+
+    @property
+    def layer_size(self) -> int:
+        """The number of parameters of its largest layer."""
 
     @property
     def output_bytes(self) -> int:

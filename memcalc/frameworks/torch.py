@@ -4,6 +4,10 @@ from collections.abc import Iterator
 
 from memcalc.frameworks.record import READ, Buffer, Framework, Rank, Sharder
 
+GATHER = "PyTorch distributed/fsdp/_fully_shard/_fsdp_param_group.py: wait_for_unshard"
+PREFETCH = "PyTorch distributed/fsdp/_fully_shard/_fsdp_param_group.py: _backward_prefetch"
+ROOT = "PyTorch distributed/fsdp/_fully_shard/_fsdp_state.py: _auto_reshard_after_forward"
+REDUCE = "PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce"
 DDP = "PyTorch torch/csrc/distributed/c10d/reducer.cpp: initialize_buckets"
 
 TORCH = Framework(
@@ -25,6 +29,7 @@ TORCH = Framework(
     optimizer_step="foreach",  # optim/optimizer.py: _default_to_fused_or_foreach, on CUDA
     widens_states=False,
     momentum=0,  # optim/sgd.py
+    ends_in_root=True,
     lasting="memcalc.frameworks.torch:lasting",
     in_a_pass="",
     between_steps="",
@@ -46,6 +51,7 @@ FSDP2 = Sharder(
     gathers={2: ("forward",), 3: ("forward", "backward")},
     gathers_certainty=READ,
     reduce_buffer="PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce",
+    around_root="memcalc.frameworks.torch:fsdp2",
     bucket=None,
     buckets={},
     bucket_source="",
@@ -63,3 +69,41 @@ def lasting(rank: Rank) -> Iterator[Buffer]:
     if rank.steps_itself and config.parallel.replicas > 1 and config.parallel.zero == 0:
         size = config.run.activation_bytes * rank.trained
         yield Buffer("DDP's buckets of gradients", size, DDP)
+
+
+def fsdp2(rank: Rank, moment: str, weight: int, gradient: int) -> Iterator[Buffer]:
+    """What FSDP2 gathers and reduces at a moment of a pass, beside gradients that autograd makes.
+
+    Each layer is a unit; the embedding, the head and all else are the root. A unit is gathered into
+    one block, from which its parameters are copied. In forward, that block stays until the next
+    unit is gathered; in backward, the next unit is gathered while one runs. Gradients of a unit are
+    copied to a block in the dtype in which they are reduced, which stays until the next unit's.
+
+    Args:
+        rank: The rank.
+        moment: ``forward``, ``loss``, ``head backward``, ``backward``, ``embedding backward`` or
+            ``root reduction``.
+        weight: Bytes per element of gathered weights.
+        gradient: Bytes per element of reduced gradients.
+    """
+    layer, root = rank.layer_size, rank.root_size
+    resharded = rank.config.parallel.zero == 3
+    whole = root if resharded else rank.root_size + rank.layer_sizes
+    if moment == "root reduction":  # the root's weights are freed before
+        yield Buffer("the root's gradients in the reduce buffer", gradient * root, REDUCE)
+        return
+    yield Buffer("gathered weights that stay", weight * whole, ROOT)
+    if moment == "forward":
+        copies = 2 if resharded else 1
+        yield Buffer(
+            "gathered weights of a layer, and their block", copies * weight * layer, GATHER
+        )
+    elif moment == "head backward" and resharded:
+        yield Buffer("gathered weights of the last layer", weight * layer, PREFETCH)
+    elif moment == "backward":
+        if resharded:
+            name = "gathered weights of one layer and the next"
+            yield Buffer(name, 2 * weight * layer, PREFETCH)
+        yield Buffer("a layer's gradients in the reduce buffer", gradient * layer, REDUCE)
+    elif moment == "embedding backward":
+        yield Buffer("a layer's gradients in the reduce buffer", gradient * layer, REDUCE)
