@@ -158,6 +158,28 @@ def step_bytes(config):
     return sum(part.bytes for part in temporary(Rank(config, 0)))
 
 
+# Parts of whole steps at their peak, in the step, with PyTorch's foreach AdamW: weights, gradients,
+# moments and temporary tensors, each storage as it was requested.
+WHOLE_STEPS = {
+    ("llama-3.2-1b", "bf16"): (2471628800, 2471628800, 4943257600, 2471628800),
+    ("llama-3.2-1b", "fp32"): (4943257600, 4943257600, 9886515200, 4943257600),
+    ("llama-3.2-3b", "bf16"): (6425499648, 6425499648, 12850999296, 6425499648),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE_STEPS, ids=str)
+def test_whole_steps(case):
+    model, precision = case
+    settings = {"implementation": "transformers-sdpa", "recompute": "full", "main_params": "none"}
+    if precision == "bf16":
+        settings |= {"main_grads": "bf16", "moments": "bf16"}
+    memory = stage_memory(load(model, seq_length=2048, precision=precision, **settings), 0)
+    (step,) = (phase for phase in memory.phases if phase.name == "optimizer step")
+    found = {part.name: part.bytes for part in step.parts}
+    names = ("weights", "gradients", "Adam's moments", NAME)
+    assert tuple(found[name] for name in names) == WHOLE_STEPS[case]
+
+
 class TestMemory:
     def test_pytorchs_step_holds_a_copy_of_all_weights(self):
         config = pure()
