@@ -203,7 +203,7 @@ class Allocator:
     def free(self, block: Block) -> None:
         """Take a block back (``free``).
 
-        Once the kernels of all streams that use it are done, it merges with its free neighbours.
+        Once the kernels of all streams that use it are done, it merges with its free neighbors.
 
         Raises:
             ValueError: It is not given out.
@@ -409,7 +409,7 @@ class Allocator:
         del free[bisect_left(free, (block.size, block.address))]
 
     def _merge(self, block: Block) -> None:
-        """Merge a block with its free neighbours, and add it to the free ones (``free_block``)."""
+        """Merge a block with its free neighbors, and add it to the free ones (``free_block``)."""
         free = block.pool.free
         before, after = block.before, block.after
         if after is not None and after.free:

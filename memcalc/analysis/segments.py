@@ -1,9 +1,8 @@
-"""PyTorch's caching allocator: the bytes that it counts as allocated beyond the requests.
+"""The bytes that PyTorch's caching allocator counts as allocated beyond the requests.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp. A request is rounded up to 512 bytes and
-gets the smallest free block that holds it. The rest of that block is split off as a free block,
-unless the request is larger than 1 MiB and the rest is not: then the whole block counts as
-allocated.
+The rules are those of ``memcalc.analysis.allocator``. Where a block is larger than its request, the
+rest is split off, unless the request is larger than 1 MiB and the rest is not: then the whole block
+counts as allocated.
 
 Which blocks are free depends on the order of requests. Here this is the order of Megatron-core's
 layers, with or without Transformer Engine:
@@ -15,13 +14,13 @@ layers, with or without Transformer Engine:
 - Keys and values sent around the ring are one block (context_parallel.py: AttnFuncWithCPAndKVP2P).
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memcalc.analysis.activations import kept
+from memcalc.analysis.allocator import SMALL, Allocator, Block, rounded
 from memcalc.config.recompute import Policy
 from memcalc.graph.graph import OF_WEIGHT, OVER_INPUT, OVER_INPUT_OF_ADD, Graph, Op, Tensor
 from memcalc.graph.ops.elementwise import ADD
@@ -29,57 +28,14 @@ from memcalc.graph.ops.elementwise import ADD
 SOURCE = (
     "PyTorch c10/cuda/CUDACachingAllocator.cpp: should_split; Megatron-core's order of allocations"
 )
-ROUND = 512  # kMinBlockSize
-SMALL = 2**20  # kSmallSize: the largest request of the small pool and largest unsplit rest
-SEGMENT = 20 * 2**20  # kLargeBuffer: the size of a segment for requests below LARGE
-LARGE = 10 * 2**20  # kMinLargeAlloc
-STEP = 2 * 2**20  # kRoundLarge: larger segments are a multiple of this
 MOST = 24  # passes that are walked; later ones are assumed to need as much
-
-
-def rounded(size: int) -> int:
-    """The bytes that a request is rounded up to.
-
-    >>> rounded(0), rounded(1), rounded(1024)
-    (0, 512, 1024)
-    """
-    return -(-size // ROUND) * ROUND
-
-
-def _is_large(size: int) -> bool:
-    """Whether a request belongs to the large pool."""
-    return size > SMALL
 
 
 Key = Tensor | str  # a tensor, or the name of the operation that packs several
 
 
-class Block:
-    """A block of a segment.
-
-    Attributes:
-        start: Its address; segments lie far apart.
-        size: Its bytes.
-        asked: The bytes of its request, or 0 if it is free.
-        before: The block before it in its segment, or None.
-        after: The block after it, or None.
-    """
-
-    __slots__ = ("after", "asked", "before", "size", "start")
-
-    def __init__(self, start: int, size: int) -> None:
-        self.start = start
-        self.size = size
-        self.asked = 0
-        self.before: Block | None = None
-        self.after: Block | None = None
-
-
-class Segments:
+class Segments(Allocator):
     """The large pool of an allocator. The small pool always splits blocks and is not tracked.
-
-    Attributes:
-        unsplit: The bytes that count as allocated beyond the requests.
 
     >>> segments = Segments()
     >>> first, other = segments.take(3 * 2**20), segments.take(4 * 2**20)
@@ -90,70 +46,36 @@ class Segments:
     """
 
     def __init__(self) -> None:
-        self.unsplit = 0
-        self._free: list[tuple[Any, ...]] = []  # size, start, block; sorted
-        self._end = 0
+        super().__init__()
+        self._repeated = 0
+
+    @property
+    def unsplit(self) -> int:
+        """The bytes that count as allocated beyond the requests."""
+        return self.allocated - self.requested + self._repeated
 
     def take(self, size: int) -> Block | None:
         """A block for a request, or None for a request of the small pool."""
-        if not _is_large(size):
-            return None
-        size = rounded(size)
-        place = bisect_left(self._free, (size,))
-        block = self._free.pop(place)[2] if place < len(self._free) else self._segment(size)
-        rest = block.size - size
-        if rest > SMALL:
-            other = Block(block.start + size, rest)
-            block.size = size
-            self._join(other, block.after)
-            self._join(block, other)
-            self._add(other)
-        else:
-            self.unsplit += rest
-        block.asked = size
-        return block
+        return self.malloc(rounded(size)) if size > SMALL else None
 
     def give(self, block: Block | None) -> None:
-        """Free a block, and merge it with its free neighbors."""
-        if block is None:
-            return
-        self.unsplit -= block.size - block.asked
-        block.asked = 0
-        for first, second in ((block, block.after), (block.before, block)):
-            if first and second and not first.asked and not second.asked:
-                self._remove(first if second is block else second)
-                first.size += second.size
-                self._join(first, second.after)
-                block = first
-        self._add(block)
+        """Free a block."""
+        if block is not None:
+            self.free(block)
 
     def repeat(self, number: int, work: Callable[[], object]) -> None:
         """Repeat some work. Once it leaves the free blocks as they were, the rest is multiplied."""
+        after = self._free()
         for done in range(1, number + 1):
-            before, counted = self._free.copy(), self.unsplit
+            before, counted = after, self.unsplit
             work()
-            if self._free == before:
-                self.unsplit += (self.unsplit - counted) * (number - done)
+            after = self._free()
+            if after == before:
+                self._repeated += (self.unsplit - counted) * (number - done)
                 return
 
-    def _segment(self, size: int) -> Block:
-        whole = SEGMENT if size < LARGE else -(-size // STEP) * STEP
-        block = Block(self._end, whole)
-        self._end += whole + STEP
-        return block
-
-    @staticmethod
-    def _join(first: Block, second: Block | None) -> None:
-        first.after = second
-        if second is not None:
-            second.before = first
-
-    def _add(self, block: Block) -> None:
-        insort(self._free, (block.size, block.start, block))
-
-    def _remove(self, block: Block) -> None:
-        place = bisect_left(self._free, (block.size, block.start))
-        self._free.pop(place)
+    def _free(self) -> list[tuple[int, int]]:
+        return [(block.size, block.address) for block in self.free_blocks()]
 
 
 class Request(NamedTuple):
@@ -242,12 +164,12 @@ def _plan(ops: Sequence[Op], kept_: Iterable[Tensor], copies: bool) -> list[Requ
     alive: list[Key] = []
     plan = []
     for index, op in enumerate(ops):
-        takes = {k: size for k, size in _made(op, homes) if k not in made and _is_large(size)}
+        takes = {k: size for k, size in _made(op, homes) if k not in made and size > SMALL}
         made.update(takes)
         alive += [key for key in takes if key not in stay]
         gives = [key for key in alive if last.get(key, index) <= index]
         alive = [key for key in alive if key not in gives]
-        if takes or gives or _is_large(op.scratch.forward):
+        if takes or gives or op.scratch.forward > SMALL:
             plan.append(Request(op.scratch.forward, takes, gives))
     return plan
 

@@ -56,7 +56,7 @@ class TestSegments:
         for index in (1, 3, 2):
             found.give(blocks[index])
         assert found.take(9 * MIB) is blocks[1]
-        assert found.take(2 * MIB).start == blocks[1].start + 9 * MIB
+        assert found.take(2 * MIB).address == blocks[1].address + 9 * MIB
 
     @pytest.mark.parametrize(
         ("asked", "more"), [(21, 1), (22, 0), (21.5, 0.5), (10, 0), (19.5, 0.5)]
