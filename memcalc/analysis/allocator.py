@@ -10,7 +10,7 @@ and only when, the capacity is exceeded. Kernels of a stream are done when ``syn
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 
 from memcalc.config.allocator import MIN_BLOCK, MIN_LARGE_ALLOC, AllocatorConf
@@ -190,14 +190,7 @@ class Allocator:
             self._put(other)
         block.allocated = True
         block.requested = request
-        self.requested += request
-        if self.requested > self.most_requested:
-            self.most_requested = self.requested
-        self.allocated += block.size
-        if self.allocated > self.most_allocated:
-            self.most_allocated = self.allocated
-        if self._waiting:
-            self._most_waiting = max(self._most_waiting, self.active)
+        self._count(block)
         return block
 
     def free(self, block: Block) -> None:
@@ -298,6 +291,44 @@ class Allocator:
             if not block.base and (block.before is not None or block.after is not None)
         )
 
+    def add_segment(
+        self,
+        address: int,
+        blocks: Iterable[tuple[int, int | None]],
+        stream: int = 0,
+        small: bool = False,
+    ) -> list[Block]:
+        """Add a segment as a snapshot shows it.
+
+        Args:
+            address: Where it begins: at no address of another segment.
+            blocks: Bytes of each block, and of its request, or None if it is free.
+            stream: Its stream.
+            small: Whether it is of the pool of small requests.
+
+        Returns:
+            Its blocks.
+
+        >>> used, free = Allocator().add_segment(2**40, [(2**20, 2**20), (19 * 2**20, None)])
+        >>> used.allocated, free.free
+        (True, True)
+        """
+        pool = self._pool(small, stream)
+        found: list[Block] = []
+        for size, requested in blocks:
+            block = Block(address, size, pool)
+            _splice(block, found[-1] if found else None, None)
+            found.append(block)
+            address += size
+            if requested is None:
+                self._put(block)
+            else:
+                block.allocated, block.requested = True, requested
+                self._count(block)
+        self.segments += 1
+        self._reserve(sum(block.size for block in found))
+        return found
+
     def memory_stats(self) -> dict[str, int]:
         """The counters by their names in ``torch.cuda.memory_stats``.
 
@@ -327,9 +358,22 @@ class Allocator:
             yield from (block for _, _, block in pool.free)
 
     def _pool(self, small: bool, stream: int) -> Pool:
-        pool = self._pools[small, stream] = Pool(small, stream, self.conf)
-        (self._small if small else self._large)[stream] = pool
-        return pool
+        """The pool of a stream."""
+        pools = self._small if small else self._large
+        if stream not in pools:
+            pools[stream] = self._pools[small, stream] = Pool(small, stream, self.conf)
+        return pools[stream]
+
+    def _count(self, block: Block) -> None:
+        """Count a block that is given out."""
+        self.requested += block.requested
+        if self.requested > self.most_requested:
+            self.most_requested = self.requested
+        self.allocated += block.size
+        if self.allocated > self.most_allocated:
+            self.most_allocated = self.allocated
+        if self._waiting:
+            self._most_waiting = max(self._most_waiting, self.active)
 
     def _of(self, small: bool) -> list[Pool]:
         """The pools of small or of large requests, in the order of their streams."""
