@@ -352,9 +352,13 @@ class Allocator:
             "num_alloc_retries": self.retries,
         }
 
+    def pools(self) -> Iterable[Pool]:
+        """All pools that had a request."""
+        return self._pools.values()
+
     def free_blocks(self) -> Iterator[Block]:
         """The free blocks, pool by pool, in the order in which requests try them."""
-        for pool in self._pools.values():
+        for pool in self.pools():
             yield from (block for _, _, block in pool.free)
 
     def _pool(self, small: bool, stream: int) -> Pool:

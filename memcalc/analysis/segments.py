@@ -65,17 +65,12 @@ class Segments(Allocator):
 
     def repeat(self, number: int, work: Callable[[], object]) -> None:
         """Repeat some work. Once it leaves the free blocks as they were, the rest is multiplied."""
-        after = self._free()
         for done in range(1, number + 1):
-            before, counted = after, self.unsplit
+            before, counted = [pool.free.copy() for pool in self.pools()], self.unsplit
             work()
-            after = self._free()
-            if after == before:
+            if [pool.free for pool in self.pools()] == before:
                 self._repeated += (self.unsplit - counted) * (number - done)
                 return
-
-    def _free(self) -> list[tuple[int, int]]:
-        return [(block.size, block.address) for block in self.free_blocks()]
 
 
 class Request(NamedTuple):
