@@ -45,7 +45,8 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
     Outside the recomputed regions they are what operations save. Each recomputed region keeps its
     inputs from outside (of a view, the whole tensor) and its cached outputs, as checkpointing does;
     all else is recomputed. A dropped output is kept by no operation, an offloaded tensor is not on
-    the GPU, and a tensor shared with other graphs counts where it is computed.
+    the GPU, and a tensor shared with other graphs counts where it is computed. What the caller
+    refers to until backward is over is there too.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -82,6 +83,8 @@ def kept(graph: Graph, policy: Policy = NOTHING) -> list[Entry]:
             reason = f"cached: not recomputed with the rest of {region.name}"
             save = Save(tensor, reason, SELECTIVE_CHECKPOINT, tensor in small)
             _keep(found, save, op.name, path)
+    for save, path in graph.returned:
+        _keep(found, save, "returned", path)
     return list(found.values())
 
 
@@ -164,7 +167,8 @@ def counted(entries: list[Entry], accounting: str) -> list[Entry]:
 
 def outermost(op: Op, policy: Policy) -> Region | None:
     """The recomputed region that an operation is in, or None."""
-    return next((r for r in op.regions if r.alone and r.name in policy.regions), None)
+    chosen = (r for r in op.regions if r.always or (r.alone and r.name in policy.regions))
+    return next(chosen, None)
 
 
 def _keep(found: dict[Tensor, Entry], save: Save, by: str, regions: tuple[Region, ...]) -> None:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from memcalc import paper, symbols
-from memcalc.analysis.activations import cached_tensors, outermost
+from memcalc.analysis.activations import NOTHING, cached_tensors, outermost
 from memcalc.analysis.stages import recomputed_layers
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -161,6 +161,7 @@ def iteration(config: Config, causal: bool = False, early_stop: bool = False) ->
     parts = [(n, layers[kind]) for kind, n in kinds(config).items()]
     heads = 1 + config.model.mtp_layers
     for n, graph in ((1, embedding_graph(config)), (heads, head_graph(config))):
+        again += n * recomputed(graph, NOTHING)  # what a loss itself checkpoints
         parts.append((n, Flops(forward(graph, causal), 0, _of_frozen(graph, config.run.frozen))))
     return Flops(
         times * sum(n * part.forward for n, part in parts),

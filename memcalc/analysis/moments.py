@@ -74,6 +74,8 @@ def _backward_moments(rank: Rank, phase: str, chunk: int, held: Held) -> Iterato
     tied = gradients.waiting(gradients.of_tied_head(rank) if own else 0)
     root = gradients.unsharded_head(rank) if in_root(config) else 0
     waits = [tied, gradients.part("the root's gradients, unsharded", root)]
+    if place == config.parallel.chunks - 1:
+        waits.append(_returned(config))
     done = gradients.made(rank, gradients.made_so_far(rank, chunk)) if first else 0
     if names:
         again, late = _together(config, names), [0] * len(names)
@@ -88,6 +90,12 @@ def _backward_moments(rank: Rank, phase: str, chunk: int, held: Held) -> Iterato
         done += gradients.made(rank, names) if first else 0
         so_far = gradients.part(gradients.SO_FAR, done)
         yield from _at_the_end(rank, names, held, [so_far, *waits])
+
+
+def _returned(config: Config) -> Part:
+    """The logits that the caller refers to until backward is over."""
+    size = sum(save.tensor.bytes for save, _ in head_graph(config).returned)
+    return Part("logits held by the training loop", size, "logits", READ, LEDGER)
 
 
 def _at_the_end(

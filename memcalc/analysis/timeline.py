@@ -242,6 +242,11 @@ class _Passes:
                 yield from self._sum_of_tied(owner, keeps)
         if carried:
             yield Event(PASS, carried[0], walk.WORKING, -carried[1])
+        if not forwards and self.rank.head:
+            # the caller refers to what the head returned until the whole backward is over
+            for save, _ in _graph(self.rank.config, HEAD).returned:
+                key = (self.first, step.microbatch, step.chunk, HEAD), save.tensor
+                yield Event(PASS, key, walk.SAVED, -save.tensor.bytes)
 
     def _sum_of_tied(self, owner: Hashable, keeps: bool) -> Iterator[Event]:
         """Both gradients of a tied table are added, out of place."""

@@ -2,8 +2,9 @@
 
 A forward walk holds what is saved for backward, what later operations still read, and the scratch
 memory of the current operation. A backward walk holds what is still saved, the gradients that are
-still read, and a weight gradient until it is accumulated. The most that a pass holds, its
-``Moment``, is the maximum of the running sum of its events.
+still read, and a weight gradient until it is accumulated. The gradients of a weight that several
+operations use are first summed. The most that a pass holds, its ``Moment``, is the maximum of the
+running sum of its events.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, kept, outermost
 from memcalc.config.recompute import Policy
-from memcalc.graph.graph import OF_WEIGHT, PASSED_ON, Graph, Op, Region, Tensor
+from memcalc.graph.graph import OF_WEIGHT, PASSED_ON, VIEW, Graph, Op, Region, Tensor, Weight
 from memcalc.graph.mesh import Size
 from memcalc.graph.ops.collectives import REDUCE_SCATTER
 
@@ -43,7 +44,8 @@ class Moment(NamedTuple):
 
     Attributes:
         op: The operation.
-        kept: Tensors that are saved for backward, recomputed ones among them.
+        kept: Tensors that are saved for backward, or that the caller refers to until it is over;
+            recomputed ones among them.
         working: Other activations or gradients, and the operation's scratch memory.
         weight: The gradients of its weights.
     """
@@ -137,7 +139,8 @@ def forward_events(graph: Graph, policy: Policy = NOTHING) -> Iterator[Event]:
     >>> {event.kind for event in events if event.storage not in freed}
     {'saved for backward'}
     """
-    return _Walk().forward(graph.ops, {entry.tensor for entry in kept(graph, policy)}, SAVED)
+    saved = {entry.tensor for entry in kept(graph, policy)}
+    return _Walk(graph).forward(graph.ops, saved, SAVED)
 
 
 def backward_events(
@@ -151,19 +154,18 @@ def backward_events(
 ) -> Iterator[Event]:
     """The births and deaths of a backward pass, which starts with what forward saved.
 
-    The gradients of the pass's outputs are born first, and those of its inputs die last. For the
-    arguments, see ``backward``.
+    The gradients of the pass's outputs are born first, and those of its inputs die last. What the
+    caller refers to outlives it. For the arguments, see ``backward``.
     """
     saved = {entry.tensor for entry in kept(graph, policy)}
     runs = _runs(graph.ops, policy)
-    walk = _Backward(saved, own, gathers, splits, keeps)
+    walk = _Backward(graph, saved, own, gathers, splits, keeps)
     read = {tensor for op in graph.ops for tensor in op.inputs}
     ends = [tensor for op in graph.ops for tensor in op.outputs if tensor not in read]
     walk.gradients.update({tensor: tensor for tensor in ends})
     if splits:
         walk.shards = {op.inputs[0]: op.outputs[0] for op in graph.ops if op.kind is REDUCE_SCATTER}
     for number, ops in reversed(list(enumerate(runs))):
-        before = {whole for run in runs[:number] for op in run for whole in _saved(op)}
         region = outermost(ops[0], policy)
         walk.returned = []
         if region is not None:
@@ -172,10 +174,10 @@ def backward_events(
                 inside = {tensor for op in ops for tensor in op.inputs}
                 made = [tensor for op in ops for tensor in op.outputs if tensor not in inside]
                 walk.returned = [(tensor, walk.gradients.get(tensor)) for tensor in made]
-        for index, op in reversed(list(enumerate(ops))):
+        for op in reversed(ops):
             yield from walk.back(op)
-            earlier = before.union(*(_saved(other) for other in ops[:index]))
-            walk.let_go(op, earlier)
+            walk.let_go(op)
+            yield from walk.add(op)
         if region is not None:  # a checkpoint's inputs go with it
             first = graph.until(sum(map(len, runs[:number])))
             walk.stay({entry.tensor for entry in kept(first, policy)})
@@ -190,10 +192,19 @@ class _Walk:
 
     Attributes:
         alive: The kind and the bytes of each storage that is allocated.
+        wholes: Views, each with the tensor of which it is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.alive: dict[Hashable, tuple[str, Size]] = {}
+        self.wholes: dict[Tensor, Tensor] = {}
+        for op in graph.ops:
+            if op.kind.output == VIEW:
+                self.wholes |= dict.fromkeys(op.outputs, self.whole(op.inputs[0]))
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The tensor of which one is a view, or itself."""
+        return self.wholes.get(tensor, tensor)
 
     def now(self, op: str, wanted: dict[Hashable, tuple[str, Size]]) -> Iterator[Event]:
         """The events after which exactly the wanted storages are alive."""
@@ -216,11 +227,12 @@ class _Walk:
     ) -> Iterator[Event]:
         """Operations run forward; what they save of ``keeps`` stays, and what is around them."""
         around = around or {}
-        last = {t: index for index, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
+        whole = self.whole
+        last = {whole(t): index for index, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
         at_work: dict[Tensor, None] = {}
         saved: dict[Tensor, None] = {}
         for index, op in enumerate(ops):
-            at_work.update(dict.fromkeys([*op.inputs, *op.outputs]))
+            at_work.update(dict.fromkeys(whole(t) for t in (*op.inputs, *op.outputs)))
             saved.update(dict.fromkeys(t for t in (*at_work, *_saved(op)) if t in keeps))
             wanted: dict[Hashable, tuple[str, Size]] = dict(around)
             wanted |= {t: (kind, t.bytes) for t in saved if t not in wanted}
@@ -251,12 +263,13 @@ class _Backward(_Walk):
         waiting: Tensors whose gradients wait for that pass.
         made: The weight gradients that stay.
         shards: The shard of each tensor whose gradient is kept as one.
+        sums: The weight gradients to which those of operations before are added.
     """
 
     def __init__(
-        self, held: set[Tensor], own: int, gathers: bool, splits: bool, keeps: bool
+        self, graph: Graph, held: set[Tensor], own: int, gathers: bool, splits: bool, keeps: bool
     ) -> None:
-        super().__init__()
+        super().__init__(graph)
         self.held = dict.fromkeys(held, SAVED)
         self.alive = {tensor: (SAVED, tensor.bytes) for tensor in held}
         self.own = own
@@ -269,6 +282,14 @@ class _Backward(_Walk):
         self.waiting: set[Tensor] = set()
         self.made: dict[Hashable, tuple[str, Size]] = {}
         self.shards: dict[Tensor, Tensor] = {}
+        self.sums: dict[Hashable, tuple[str, Size]] = {}
+        self._uses = Counter(weight.name for op in graph.ops for weight in op.weights)
+        self._done: Counter[str] = Counter()
+        # whose backward is the last that needs a tensor; None of what the caller refers to
+        self._last: dict[Tensor, Op | None] = {save.tensor: None for save, _ in graph.returned}
+        for op in graph.ops:
+            for tensor in _saved(op):
+                self._last.setdefault(tensor, op)
 
     def held_now(self) -> dict[Hashable, tuple[str, Size]]:
         """All that is alive between two operations."""
@@ -279,7 +300,7 @@ class _Backward(_Walk):
         owners |= self.waiting.union(self.gradients.values())
         found |= {(owner, "gradient"): (WORKING, owner.bytes) for owner in owners}
         found |= {(t, "returned"): (WORKING, t.bytes) for t, _ in self.returned}
-        return found | self.made
+        return found | self.made | self.sums
 
     def again(self, ops: Sequence[Op]) -> Iterator[Event]:
         """The forward pass of a recomputed region; what it saves is held afterwards."""
@@ -300,14 +321,14 @@ class _Backward(_Walk):
         if op.kind.gemm == OF_WEIGHT:
             # the shard is gathered again while the gradient of the whole is scattered
             for t in op.inputs:
-                if t.kept_as is not None and t.kept_as in self.held:
-                    size = t.kept_as.bytes + (t.bytes if self.gathers else 0)
+                shard = self.whole(t).kept_as
+                if shard is not None and shard in self.held:
+                    size = shard.bytes + (t.bytes if self.gathers else 0)
                     wanted[t, "gathered"] = WORKING, size
-        for weight in op.weights:
-            size = prod((axis.local for axis in weight.axes), start=self.own)
-            wanted[weight.name, "gradient"] = WEIGHT, size
-            if self.keeps:
-                self.made[weight.name, "gradient"] = WEIGHT, size
+        for weight in op.weights if not op.in_place else ():
+            further = (weight.name, "gradient") in self.sums
+            key = weight.name, "further gradient" if further else "gradient"
+            wanted[key] = WEIGHT, self._gradient(weight)
         wanted[op.name, "scratch"] = WORKING, op.scratch.backward
         yield from self.now(op.name, wanted)
         owner = self.gradients.get(op.outputs[0]) if passes and op.outputs else None
@@ -316,14 +337,37 @@ class _Backward(_Walk):
             if tensor not in op.inputs:
                 self.gradients.pop(tensor, None)
 
-    def let_go(self, op: Op, needed: set[Tensor]) -> None:
-        """Free what an operation saved, unless others need it, or its weight gradient is late."""
+    def add(self, op: Op) -> Iterator[Event]:
+        """Sum the gradients of weights that several operations use.
+
+        The first two are summed into a new tensor, to which others are then added in place
+        (PyTorch torch/csrc/autograd/input_buffer.cpp: InputBuffer::accumulate).
+        """
+        for weight in op.weights:
+            key, each = (weight.name, "gradient"), (WEIGHT, self._gradient(weight))
+            self._done[weight.name] += 1
+            if self._done[weight.name] == 2 and not op.in_place:
+                more = {(weight.name, name): each for name in ("further gradient", "sum")}
+                yield from self.now(op.name, self.held_now() | more)
+            if self._done[weight.name] < self._uses[weight.name]:
+                self.sums[key] = each
+            else:
+                self.sums.pop(key, None)
+                if self.keeps:
+                    self.made[key] = each
+
+    def _gradient(self, weight: Weight) -> Size:
+        return prod((axis.local for axis in weight.axes), start=self.own)
+
+    def let_go(self, op: Op) -> None:
+        """Free what an operation saved, unless it is needed, or its weight gradient is late."""
         late = {s.tensor.kept_as or s.tensor for s in op.saves if s.for_weights and self.splits}
         if late:
             self.late |= late
             self.waiting |= {self.shards.get(tensor, tensor) for tensor in op.outputs}
-        for tensor in _saved(op) - needed - late:
-            self.held.pop(tensor, None)
+        for tensor in _saved(op) - late:
+            if self._last[tensor] is op:
+                self.held.pop(tensor, None)
 
     def stay(self, needed: set[Tensor]) -> None:
         """Free all saved tensors but these, and those for late weight gradients."""

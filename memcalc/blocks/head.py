@@ -1,6 +1,6 @@
 """The head: (s, b, h) -> a loss."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from memcalc.blocks.build import build
 from memcalc.blocks.norm import norm
@@ -9,6 +9,9 @@ from memcalc.config import Config
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis, Size
+from memcalc.lazy import resolve
+
+PER_TOKEN = ("unfused", "native", "te")  # Megatron's losses, of which one serves classes
 
 
 def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
@@ -24,7 +27,10 @@ def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
             x = ops.dropout(g, "final_dropout", x, m.model.hidden_dropout)
         if m.model.classes is not None:
             classes = Axis.whole("classes", m.model.classes)
-            return ops.cross_entropy(g, "loss", ops.class_logits(g, "output", x, classes))
+            logits = ops.class_logits(g, "output", x, classes)
+            if m.kernels.cross_entropy in PER_TOKEN:
+                return ops.megatron_cross_entropy(g, "loss", logits)
+            return ops.cross_entropy(g, "loss", logits)
         if m.model.pooled:
             first = ops.pooler(g, "pooler", x)
             ops.class_logits(g, "next_sentence", first, Axis.whole("2", 2))
@@ -34,14 +40,15 @@ def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
             )
             x = norm(g, "transform_norm", ops.gelu(g, "transform_gelu", x), m)
         x = ops.enter_tensor_parallel(g, "head_enter", x, m.kernels.keeps_gathered)
-        tied, bias = m.model.tied_embeddings, m.model.head_bias
-        if m.kernels.cross_entropy == "chunked" and m.model.final_softcap is None:
-            return ops.linear_cross_entropy(g, "output", x, m.vocabulary(), bias, tied)
-        outputs = {"logits": (m.vocabulary(),)}
-        (logits,) = ops.linear(g, "output", x, outputs, ops.COLUMN, bias=bias, shared=tied)
-        if m.model.final_softcap is not None:
-            logits = ops.tanh(g, "logit_cap", logits)
-        return ops.cross_entropy(g, "loss", logits, m.kernels.cross_entropy)
+        output = ops.Head(
+            m.vocabulary(),
+            bias=m.model.head_bias,
+            shared=m.model.tied_embeddings,
+            capped=m.model.final_softcap is not None,
+            returns=m.kernels.holds_logits,
+        )
+        loss: Callable[[Graph, Tensor, ops.Head], Tensor] = resolve(m.kernels.loss)
+        return loss(g, x, output)
 
 
 def head_graph(config: Config, sizes: Mapping[str, Size] | None = None) -> Graph:

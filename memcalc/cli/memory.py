@@ -11,6 +11,7 @@ from memcalc.cli.effect import answered
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
+    LOSS,
     PIPELINE,
     RUN,
     SHOW,
@@ -27,7 +28,7 @@ from memcalc.cli.show import show
 
 @click.command(cls=Command, docs="docs/gpu.md")
 @model
-@options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, "cross_entropy", "gpu")
+@options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, *LOSS, "gpu")
 @budget(
     help="Memory per GPU: 80GB, 80GiB, h100. Exit with status 1 if a stage does not fit.  "
     "[default: no check]",

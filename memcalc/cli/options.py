@@ -398,8 +398,19 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             "--cross-entropy",
             type=Word(CROSS_ENTROPIES),
             metavar="KIND",
-            help="Cross-entropy kernel: unfused, native (Megatron-core), te (Transformer Engine), "
-            "or chunked (Liger).  [default: unfused]",
+            help="How the loss is computed: unfused, native (Megatron-core), te (Transformer "
+            "Engine); torch (of an fp32 copy of the logits), torch-16bit, torch-fp32, "
+            "loss-parallel (PyTorch); torchtune-chunked, litgpt, chunked-recomputed; liger, "
+            "liger-linear (or chunked), cut.  [default: unfused; torch for torch and "
+            "transformers-*, torch-16bit for bert, t5 and vit models]",
+        ),
+        "holds_logits": partial(
+            option,
+            "--holds-logits/--no-holds-logits",
+            default=None,
+            help="Whether the training loop refers to the logits until backward is over: out = "
+            "model(...); out.loss.backward() does, Hugging Face's Trainer and torchtitan do not.  "
+            "[default: off; on for torch and transformers-*]",
         ),
     },
     "GPU": {
@@ -486,6 +497,7 @@ STATES = (
 )
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
 KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
+LOSS = ("cross_entropy", "holds_logits")
 SHOW = ("wide", "format", "output", "force")
 
 

@@ -13,7 +13,7 @@ from memcalc.answers.warnings import warnings
 from memcalc.cli.command import Command, Decorated, option
 from memcalc.cli.effect import checked
 from memcalc.cli.names import as_option
-from memcalc.cli.options import CHOICES, KERNELS, PIPELINE, RUN, STATES, WHOLE, model, options
+from memcalc.cli.options import CHOICES, KERNELS, LOSS, PIPELINE, RUN, STATES, WHOLE, model, options
 from memcalc.cli.show import warn
 from memcalc.config.catalog import named
 from memcalc.errors import nearest
@@ -21,7 +21,7 @@ from memcalc.figures import backend
 from memcalc.lazy import resolve
 
 LAYER = (*RUN, *KERNELS)
-EVERY = (*LAYER, *WHOLE, *PIPELINE, *STATES, *CHOICES, "cross_entropy", "accounting", "gpu")
+EVERY = (*LAYER, *WHOLE, *PIPELINE, *STATES, *CHOICES, *LOSS, "accounting", "gpu")
 
 
 class Kinds(click.Group):
@@ -148,7 +148,7 @@ def memory(model: str, output: Path, **settings: Any) -> None:
     _of_model("memory", model, output, settings)
 
 
-@kind("stages", *LAYER, *WHOLE, *PIPELINE, "dp", *CHOICES, "cross_entropy", "accounting")
+@kind("stages", *LAYER, *WHOLE, *PIPELINE, "dp", *CHOICES, *LOSS, "accounting")
 @model
 def stages(model: str, accounting: str, output: Path, **settings: Any) -> None:
     """Activations of every pipeline stage, at its peak and over time.

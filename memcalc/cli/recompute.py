@@ -11,6 +11,7 @@ from memcalc.cli.effect import answered
 from memcalc.cli.options import (
     CHOICES,
     KERNELS,
+    LOSS,
     PIPELINE,
     RUN,
     SHOW,
@@ -27,7 +28,7 @@ from memcalc.cli.show import show
 
 @click.command(cls=Command, docs="docs/layers.md")
 @model
-@options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, "cross_entropy", "accounting", "gpu")
+@options(*RUN, *WHOLE, *PIPELINE, *STATES, *CHOICES, *KERNELS, *LOSS, "accounting", "gpu")
 @fill
 @budget(
     help="With --fill: memory per GPU to fill: 80GB, 80GiB, h100.  [default: that of --gpu]",

@@ -29,12 +29,100 @@ ATTENTIONS = {
     ),
     "unfused": AttentionKernel("scores, softmax and context, each an operation of its own", ""),
 }
+
+
+class CrossEntropy(NamedTuple):
+    """A way to compute the loss.
+
+    Attributes:
+        summary: What it is, in a line.
+        operation: Its operation, as ``module:name``.
+        source: Where that is implemented.
+        makes_logits: Whether all logits are in memory at once, and can be held.
+        dropped: Whether its own training loop drops them before backward.
+    """
+
+    summary: str
+    operation: str
+    source: str
+    makes_logits: bool = True
+    dropped: bool = False
+
+
 EXPERT_PRODUCTS = ("grouped", "sequential", "batched")
+_LOSSES = "memcalc.graph.ops.losses:"
+_LIGER_LINEAR = CrossEntropy(
+    "Liger's head and loss in one function, a chunk of tokens at a time: no logits are kept",
+    f"{_LOSSES}liger_linear",
+    "Liger-Kernel ops/fused_linear_cross_entropy.py (0.8.5)",
+    makes_logits=False,
+)
 CROSS_ENTROPIES = {
-    "unfused": "an fp32 copy of the logits becomes their softmax in place",
-    "native": "Megatron-core's own fused kernel: one more copy of the logits while it runs",
-    "te": "Transformer Engine's kernel: overwrites the logits in place",
-    "chunked": "fused with the head's GEMM, one chunk of tokens at a time (Liger)",
+    "unfused": CrossEntropy(
+        "Megatron-core: an fp32 copy of the logits becomes their softmax in place",
+        f"{_LOSSES}unfused",
+        "Megatron-core tensor_parallel/cross_entropy.py",
+    ),
+    "native": CrossEntropy(
+        "Megatron-core's fused kernel: one more copy of the logits while it runs",
+        f"{_LOSSES}native",
+        "Megatron-core fusions/fused_cross_entropy.py",
+    ),
+    "te": CrossEntropy(
+        "Transformer Engine's kernel: overwrites the logits in place",
+        f"{_LOSSES}te",
+        "Transformer Engine pytorch/cross_entropy.py",
+    ),
+    "torch": CrossEntropy(
+        "PyTorch's log_softmax and nll_loss of an fp32 copy of the logits",
+        f"{_LOSSES}upcast",
+        "transformers loss/loss_utils.py: ForCausalLMLoss; torchtitan components/loss.py",
+    ),
+    "torch-16bit": CrossEntropy(
+        "the same of the logits in their own dtype",
+        f"{_LOSSES}as_they_are",
+        "transformers models/t5/modeling_t5.py: CrossEntropyLoss",
+    ),
+    "torch-fp32": CrossEntropy(
+        "the same of logits that the model returns in fp32",
+        f"{_LOSSES}returned_fp32",
+        "torchtune modules/transformer.py: self.output(h).float()",
+    ),
+    "loss-parallel": CrossEntropy(
+        "PyTorch's, over a vocabulary that tensor-parallel ranks shard",
+        f"{_LOSSES}loss_parallel",
+        "PyTorch distributed/tensor/parallel/loss.py",
+    ),
+    "torchtune-chunked": CrossEntropy(
+        "all logits exist, and are upcast in 8 chunks",
+        f"{_LOSSES}upcast_in_chunks",
+        "torchtune modules/loss/ce_chunked_output_loss.py: CEWithChunkedOutputLoss",
+        dropped=True,
+    ),
+    "litgpt": CrossEntropy(
+        "PyTorch's of the logits in their own dtype, 128 tokens at a time",
+        f"{_LOSSES}in_chunks",
+        "litgpt utils.py: chunked_cross_entropy; finetune/lora.py: lm_head_chunk_size",
+    ),
+    "chunked-recomputed": CrossEntropy(
+        "8 chunks of tokens, each checkpointed with the head's GEMM",
+        f"{_LOSSES}recomputed_in_chunks",
+        "PyTorch utils/checkpoint.py, around a chunk's GEMM and loss",
+        makes_logits=False,
+    ),
+    "liger": CrossEntropy(
+        "Liger's kernel: overwrites the logits with their gradient",
+        f"{_LOSSES}liger",
+        "Liger-Kernel ops/cross_entropy.py",
+    ),
+    "liger-linear": _LIGER_LINEAR,
+    "chunked": _LIGER_LINEAR._replace(summary="the same as liger-linear"),
+    "cut": CrossEntropy(
+        "Apple's cut cross entropy: one kernel, and no logits in memory",
+        f"{_LOSSES}cut",
+        "ml-cross-entropy cut_cross_entropy/cce.py",
+        makes_logits=False,
+    ),
 }
 
 
@@ -87,7 +175,9 @@ class Implementation:
         expert_products: ``grouped``, one GEMM per expert in one call, ``sequential``, one expert
             after another, or ``batched``, one GEMM per routed token, which keeps a copy of its
             expert's weights.
-        cross_entropy: How the loss is made of the hidden states: a word of ``CROSS_ENTROPIES``.
+        cross_entropy: How the loss is computed: a word of ``CROSS_ENTROPIES``.
+        holds_logits: Whether the caller refers to the logits until backward is over, as in ``out =
+            model(...); out.loss.backward()``.
         batch_first: Whether the flash kernel has batches before tokens, and its output is copied to
             the layers' order (FlashAttention; cuDNN's kernels take either).
         kernel_by_gpu: Whether the GPU decides ``batch_first``: Transformer Engine chooses between
@@ -130,6 +220,7 @@ class Implementation:
     sorts_routes: bool = False
     copies_router: bool = False
     cross_entropy: str = "unfused"
+    holds_logits: bool = False
     batch_first: bool = False
     kernel_by_gpu: bool = False
     fp32_statistics: bool = True
@@ -147,6 +238,15 @@ class Implementation:
         return ATTENTIONS[self.attention].operation
 
     @property
+    def loss(self) -> str:
+        """The operation of the loss, as ``module:name``.
+
+        >>> IMPLEMENTATIONS["torch"].loss
+        'memcalc.graph.ops.losses:upcast'
+        """
+        return CROSS_ENTROPIES[self.cross_entropy].operation
+
+    @property
     def maker(self) -> Framework:
         """The framework whose layers these are."""
         return FRAMEWORKS[self.framework]
@@ -156,7 +256,7 @@ class Implementation:
         fields.word("attention", self.attention, ATTENTIONS)
         fields.word("expert_products", self.expert_products, EXPERT_PRODUCTS)
         fields.word("cross_entropy", self.cross_entropy, CROSS_ENTROPIES)
-        for name in ("batch_first", "fused_gate", "gathers_tokens", "softmax_fp32"):
+        for name in ("batch_first", "fused_gate", "gathers_tokens", "holds_logits", "softmax_fp32"):
             fields.flag(name, getattr(self, name))
         if type(self.rng_bytes) is not int or self.rng_bytes < 0:
             raise ConfigError(f"rng_bytes must be a whole number from 0, not {self.rng_bytes!r}")
@@ -204,6 +304,8 @@ IMPLEMENTATIONS = {
             source="plain PyTorch modules under DTensor tensor and sequence parallelism",
             fused_gate=False,
             keeps_gathered=True,
+            cross_entropy="torch",
+            holds_logits=True,
             rng_bytes=24,
         ),
         Implementation(
@@ -221,6 +323,8 @@ IMPLEMENTATIONS = {
             own_heads=True,
             sorts_routes=True,
             copies_router=True,
+            cross_entropy="torch",
+            holds_logits=True,
         ),
         Implementation(
             name="transformers-sdpa",
@@ -238,6 +342,8 @@ IMPLEMENTATIONS = {
             keeps_masks=True,
             sorts_routes=True,
             copies_router=True,
+            cross_entropy="torch",
+            holds_logits=True,
             rng_bytes=24,
         ),
     )

@@ -6,13 +6,23 @@ from typing import Any
 
 from memcalc.config import fields
 from memcalc.config.environment import Environment
+from memcalc.config.families import FAMILIES
 from memcalc.config.gpus import gpu
-from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
+from memcalc.config.implementation import CROSS_ENTROPIES, IMPLEMENTATIONS, Implementation
 from memcalc.errors import ConfigError
 
+GIVEN = (
+    *("expert_products", "cross_entropy", "holds_logits", "batch_first", "softmax_fp32"),
+    *("fused_gate", "gathers_tokens"),
+)
 
-def chosen(said: Mapping[str, Any]) -> Implementation:
+
+def chosen(said: Mapping[str, Any], family: str | None = None) -> Implementation:
     """The implementation that settings name, with the kernels that they replace.
+
+    Args:
+        said: The settings.
+        family: The model's, whose class in transformers may have a loss of its own.
 
     Raises:
         ConfigError: The implementation is unknown, or does not have the attention.
@@ -22,7 +32,7 @@ def chosen(said: Mapping[str, Any]) -> Implementation:
         kernels = name
     else:
         fields.word("implementation", name, IMPLEMENTATIONS)
-        kernels = IMPLEMENTATIONS[name]
+        kernels = _with_loss(IMPLEMENTATIONS[name], family, said)
     if said.get("attention") not in (None, kernels.attention):
         if others := kernels.maker.attentions:
             raise ConfigError(
@@ -31,12 +41,22 @@ def chosen(said: Mapping[str, Any]) -> Implementation:
             )
         source = f"otherwise {kernels.source}"
         kernels = replace(kernels, attention=said["attention"], source=source)
-    given = ("expert_products", "cross_entropy", "batch_first", "softmax_fp32", "fused_gate")
-    own = {name: said[name] for name in (*given, "gathers_tokens") if name in said}
+    own = {name: said[name] for name in GIVEN if name in said}
     if "batch_first" in own:
         return replace(kernels, **own, kernel_by_gpu=False)
     first = batch_first(kernels, said.get("gpu"), said.get("environment", Environment()))
     return replace(kernels, **own, batch_first=first)
+
+
+def _with_loss(
+    kernels: Implementation, family: str | None, said: Mapping[str, Any]
+) -> Implementation:
+    """The loss of the family's class in transformers; no logits held where its loop drops them."""
+    if kernels.maker.whole_models and family in FAMILIES:
+        kernels = replace(kernels, cross_entropy=FAMILIES[family].cross_entropy)
+    loss = CROSS_ENTROPIES.get(str(said.get("cross_entropy", kernels.cross_entropy)))
+    kept = loss is None or (loss.makes_logits and not loss.dropped)
+    return replace(kernels, holds_logits=kernels.holds_logits and kept)
 
 
 def batch_first(kernels: Implementation, name: str | None, environment: Environment) -> bool:

@@ -22,6 +22,10 @@ OF_SHARDING = {
     "sharder": ("zero", "distributed_optimizer", "shard_copies"),
     "zero": ("distributed_optimizer", "shard_copies"),
 }
+HELD = (
+    "logits held until backward is over, as by out = model(...); out.loss.backward() (else "
+    "--no-holds-logits)"
+)
 OF_A_SPLIT = ("first_stage_layers", "last_stage_layers", "layout")  # for one pp and vpp only
 
 
@@ -66,9 +70,11 @@ def configure(source: Source, overrides: Mapping[str, Any], run: Source | None =
         assumed.append(Assumption("dp", 1))
     if "environment" in said:
         said["environment"] = environment(said["environment"])
-    implementation = kernels.chosen(said)
+    implementation = kernels.chosen(said, model.family)
     if "implementation" not in said:
         assumed.append(Assumption("implementation", implementation.name))
+    if implementation.holds_logits and "holds_logits" not in said:
+        assumed.append(Assumption("holds_logits", None, HELD))
     chosen: dict[str, Any] = {name: said[name] for name in RUN_SETTINGS if name in said}
     if "recompute" in said:
         chosen["recompute"] = _words(said["recompute"])

@@ -119,13 +119,17 @@ class Scratch(NamedTuple):
 
 
 class Region:
-    """A named part of the forward pass, which a recompute policy may select if it is ``alone``."""
+    """A named part of the forward pass, which a recompute policy may select if it is ``alone``.
 
-    __slots__ = ("alone", "name")
+    The code of the operations itself checkpoints a region that is ``always`` recomputed.
+    """
 
-    def __init__(self, name: str, alone: bool = True) -> None:
+    __slots__ = ("alone", "always", "name")
+
+    def __init__(self, name: str, alone: bool = True, always: bool = False) -> None:
         self.name = name
         self.alone = alone
+        self.always = always
 
 
 # What an operation's GEMMs multiply.
@@ -139,6 +143,7 @@ OF_ATTENTION = "queries, keys and values, in one kernel"
 NEW = "memory of its own"
 OVER_INPUT = "the memory of its input"
 OVER_INPUT_OF_ADD = "the memory of its input if an add follows, with which it is one kernel"
+VIEW = "a view of its input"
 PASSED_ON = "the memory of its output's gradient, which it passes on unchanged"
 
 
@@ -149,7 +154,7 @@ class OpKind:
     Attributes:
         name: The function of ``memcalc.graph.ops`` that records it, or the function's chain.
         gemm: What its GEMMs multiply, one of the words above; None without a GEMM.
-        output: Where its output lies: ``NEW``, ``OVER_INPUT`` or ``OVER_INPUT_OF_ADD``.
+        output: Where its output lies: ``NEW``, ``OVER_INPUT``, ``OVER_INPUT_OF_ADD`` or ``VIEW``.
         gradient: Where the gradient of its input lies: ``NEW`` or ``PASSED_ON``.
         cached: The recomputation policies that save its outputs rather than recompute them: all
             of them (1), or the first, the third and so on of a region (2).
@@ -206,8 +211,8 @@ class Op(NamedTuple):
         weights: The parameters it owns.
         causal: Whether a causal mask hides half of the scores that its GEMMs compute or read.
         scratch: Bytes that it needs only while it runs.
-        in_place: Whether backward writes the gradient of its input over a saved tensor.
-        holds: Tensors that variables of the calling function keep alive until the operation ends.
+        in_place: Whether backward writes the gradients of its input and weights over saved tensors.
+        holds: Tensors that variables of the calling functions keep alive until the operation ends.
     """
 
     name: str
@@ -238,6 +243,7 @@ class Graph:
         linear_bytes: Bytes per element of the inputs that linears save; None: saved as they are.
         ops: The operations so far.
         shared: Inputs that many graphs share. They are kept once, and counted in none of these.
+        returned: Tensors that the caller refers to until backward is over, with their regions.
 
     >>> graph = Graph(Mesh())
     >>> with graph.region("layer"):
@@ -252,16 +258,18 @@ class Graph:
         self.linear_bytes = linear_bytes
         self.ops: list[Op] = []
         self.shared: set[Tensor] = set()
+        self.returned: list[tuple[Save, tuple[Region, ...]]] = []
         self._regions: tuple[Region, ...] = ()
 
     @contextmanager
-    def region(self, name: str, alone: bool = True) -> Iterator[None]:
+    def region(self, name: str, alone: bool = True, always: bool = False) -> Iterator[None]:
         """Operations recorded inside belong to the named region and to those around it.
 
         A region that is not ``alone`` is part of another region's kernel: no policy selects it.
+        One that is ``always`` recomputed needs no policy.
         """
         outside = self._regions
-        self._regions = (*outside, Region(name, alone))
+        self._regions = (*outside, Region(name, alone, always))
         try:
             yield
         finally:
@@ -271,6 +279,7 @@ class Graph:
         """The same forward pass, of which only the first operations have run."""
         part = Graph(self.mesh, self.dtype_bytes, self.linear_bytes)
         part.ops, part.shared = self.ops[:number], self.shared
+        part.returned = self.returned
         return part
 
     def input(self, name: str, axes: tuple[Axis, ...], shared: bool = False) -> Tensor:
@@ -293,10 +302,15 @@ class Graph:
         causal: bool = False,
         scratch: Scratch = Scratch(),  # noqa: B008 - it cannot change
         in_place: bool = False,
+        holds: Sequence[Tensor] = (),
     ) -> None:
         """Add an operation in the current regions."""
         made = (tuple(inputs), tuple(outputs), self._regions, saves, flops, moves, weights)
-        self.ops.append(Op(name, kind, *made, causal, scratch, in_place))
+        self.ops.append(Op(name, kind, *made, causal, scratch, in_place, tuple(holds)))
+
+    def returns(self, save: Save) -> None:
+        """Keep a tensor until backward is over: the caller refers to it."""
+        self.returned.append((save, self._regions))
 
     def hold(self, tensors: Sequence[Tensor]) -> None:
         """Keep tensors of a function that returns now alive until the last operation ends."""

@@ -326,7 +326,7 @@ class TestEnds:
         g, x = graph(t=4)
         (logits,) = ops.linear(g, "output", x, {"logits": (self.V,)}, ops.COLUMN, shared=True)
         assert weights(g) == {}
-        ops.cross_entropy(g, "loss", logits)
+        ops.megatron_cross_entropy(g, "loss", logits)
         assert saved(g) == {
             "loss_softmax": ("s b v/t", 4 * 16 * 2 * 8),
             "loss_target": ("s b", 256),

@@ -88,8 +88,8 @@ class TestHead:
         moment = walk.forward(graph)
         kept = HIDDEN + HIDDEN + 2 * H * V  # the norm's input, and both gradients
         inputs = HIDDEN  # the product's input, which nothing keeps
-        small = 4 * S * B + 4 * S * B  # reciprocal norms, and the losses
-        assert moment.bytes == kept + inputs + small + (2 + 4) * tokens * V
+        small = 4 * S * B + 4 * S * B + S * B + 4  # reciprocal norms; losses, targets, their sum
+        assert moment.bytes == kept + inputs + small + 2 * tokens * V
 
 
 class TestLayer:

@@ -38,6 +38,7 @@ FAMILIES = {
         ),
         defaults={"max_seq_length": 512},
         layer="BertLayer",
+        cross_entropy="torch-16bit",  # BertForPreTraining; ForMaskedLMLoss upcasts
         words={
             "hidden_size": "hidden_size",
             "num_attention_heads": "heads",

@@ -33,10 +33,12 @@ FAMILIES = {
         _t5,
         architectures=("T5ForConditionalGeneration",),
         defaults={"head_size": 64},
+        cross_entropy="torch-16bit",
     ),
     "mt5": Family(
         _mt5,
         architectures=("MT5ForConditionalGeneration",),
         defaults={"head_size": 64},
+        cross_entropy="torch-16bit",
     ),
 }

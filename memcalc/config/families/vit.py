@@ -48,6 +48,7 @@ FAMILIES = {
             "ViTModel",
         ),
         layer="ViTLayer",
+        cross_entropy="torch-16bit",  # ForSequenceClassificationLoss
         words={
             "hidden_size": "hidden_size",
             "num_attention_heads": "heads",

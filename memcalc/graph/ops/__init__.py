@@ -52,9 +52,7 @@ from memcalc.graph.ops.elementwise import (
 )
 from memcalc.graph.ops.ends import (
     class_logits,
-    cross_entropy,
     embedding,
-    linear_cross_entropy,
     patch_embedding,
     pooler,
     position_embedding,
@@ -62,6 +60,7 @@ from memcalc.graph.ops.ends import (
     share,
 )
 from memcalc.graph.ops.experts import combine, dispatch, grouped_linear, router
+from memcalc.graph.ops.losses import Head, cross_entropy, megatron_cross_entropy
 from memcalc.graph.ops.norms import (
     layer_norm,
     layer_norm_chain,
@@ -85,6 +84,7 @@ __all__ = [
     "COLUMN",
     "REPLICATED",
     "ROW",
+    "Head",
     "add",
     "all_gather",
     "all_reduce",
@@ -119,11 +119,11 @@ __all__ = [
     "layer_norm_chain",
     "leave_tensor_parallel",
     "linear",
-    "linear_cross_entropy",
     "lstm_cell",
     "mask",
     "mask_bias",
     "matmul",
+    "megatron_cross_entropy",
     "multiply",
     "patch_embedding",
     "pooler",

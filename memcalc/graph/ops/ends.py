@@ -1,25 +1,15 @@
-"""The ends of a model: embeddings, the head and the loss."""
+"""The ends of a model: embeddings, and heads of one token."""
 
-from memcalc.graph.graph import OF_PATCHES, Graph, Save, Scratch, Tensor, Weight, plain
-from memcalc.graph.mesh import Axis, Size, elements
+from memcalc.graph.graph import OF_PATCHES, Graph, Save, Tensor, Weight, plain
+from memcalc.graph.mesh import Axis, elements
 from memcalc.graph.ops.products import LINEAR
-from memcalc.graph.ops.sources import (
-    KORTHIKANTI,
-    KORTHIKANTI_ENDS,
-    LIGER_CE,
-    MEGATRON_CE,
-    MEGATRON_FUSED_CE,
-    MEGATRON_VP,
-    TE_CE,
-    TORCH_CHAIN,
-)
+from memcalc.graph.ops.sources import KORTHIKANTI, MEGATRON_VP, TORCH_CHAIN
 
 PATCH_EMBEDDING = plain("patch_embedding", gemm=OF_PATCHES)
 EMBEDDING = plain("embedding")
 POSITION_EMBEDDING = plain("position_embedding")
 RELATIVE_TABLE = plain("relative_table")
 SHARE = plain("share")
-CROSS_ENTROPY = plain("cross_entropy")
 
 
 def embedding(
@@ -126,85 +116,3 @@ def class_logits(g: Graph, name: str, x: Tensor, classes: Axis) -> Tensor:
     flops = 2 * elements((b, hidden)) * classes.size
     g.record(name, LINEAR, (x,), (out,), (save,), flops, weights=weights)
     return out
-
-
-def cross_entropy(g: Graph, name: str, logits: Tensor, kind: str = "unfused") -> Tensor:
-    """Logits (s, b, v) -> losses (s, b), over a vocabulary that is sharded over the ranks.
-
-    Saves each token's target among a rank's own rows (int64), and, depending on its kind:
-
-    - ``unfused``: the fp32 softmax, computed in place on an fp32 copy of the logits while these are
-      alive, and whether the target belongs to another rank (one byte). Backward overwrites the
-      softmax with the gradient and casts it.
-    - ``native``: the same, but the compiled exponential is not in place.
-    - ``te``: the logits, which backward overwrites with their gradient, and each token's maximum,
-      sum and target logit (fp32).
-    """
-    out = Tensor(f"{name}_output", logits.axes[:2], 4)
-    target = Tensor(f"{name}_target", logits.axes[:2], 8)
-    if kind == "te":
-        sums = Tensor(f"{name}_sums", (*logits.axes[:2], Axis.whole("3", 3)), 4)
-        saves = (
-            Save(logits, "logits: backward overwrites them with their gradient", TE_CE),
-            Save(target, "target of each token, int64", TE_CE, small=True),
-            Save(sums, "maximum, sum and target logit of each token, fp32", TE_CE, small=True),
-        )
-        g.record(name, CROSS_ENTROPY, (logits,), (out,), saves=saves, in_place=True)
-        return out
-    source = MEGATRON_CE if kind == "unfused" else MEGATRON_FUSED_CE
-    probabilities = Tensor(f"{name}_softmax", logits.axes, 4)
-    foreign = Tensor(f"{name}_foreign", logits.axes[:2], 1)
-    saves = (
-        Save(probabilities, "softmax, fp32: its gradient is computed from it", KORTHIKANTI_ENDS),
-        Save(target, "target of each token, int64", source, small=True),
-        Save(
-            foreign, "which targets belong to another rank, one byte per token", source, small=True
-        ),
-    )
-    scratch = Scratch(forward=probabilities.bytes if kind == "native" else 0)
-    g.record(name, CROSS_ENTROPY, (logits,), (out,), saves=saves, scratch=scratch)
-    return out
-
-
-def linear_cross_entropy(
-    g: Graph, name: str, x: Tensor, vocabulary: Axis, bias: bool, shared: bool
-) -> Tensor:
-    """x (s, b, h) -> losses (s, b): logits and loss in one kernel, in chunks of tokens.
-
-    Only the logits of one chunk are alive. A chunk has so many tokens that its logits take about
-    the memory of all hidden states; the number is rounded up to a power of 2. Saves the gradients
-    of x and of the weight, which the forward pass computes.
-    """
-    s, b, hidden = x.axes
-    tokens = s.local * b.local
-    out = Tensor(f"{name}_loss", (s, b), 4)
-    local = g.mesh.tensor(vocabulary)
-    weight = Weight(f"{name}.weight", (local, hidden), shared)
-    chunk = _chunk_tokens(tokens, local.local, hidden.local)
-    saves = (
-        Save(
-            Tensor(f"{name}_input_gradient", x.axes, x.dtype_bytes),
-            "computed in the forward pass",
-            LIGER_CE,
-        ),
-        Save(
-            Tensor(f"{name}_weight_gradient", weight.axes, x.dtype_bytes),
-            "computed in the forward pass",
-            LIGER_CE,
-        ),
-    )
-    weights = [weight, Weight(f"{name}.bias", (local,))] if bias else [weight]
-    scratch = Scratch(forward=(x.dtype_bytes + 4) * chunk * local.local)
-    flops = 2 * elements(x.axes) * vocabulary.size
-    g.record(
-        name, LINEAR, (x,), (out,), saves, flops, weights=weights, scratch=scratch, in_place=True
-    )
-    return out
-
-
-def _chunk_tokens(tokens: Size, vocabulary: Size, hidden: Size) -> Size:
-    """Tokens of a chunk: tokens / ceil(v / h), rounded up to a power of 2."""
-    if not all(type(size) is int for size in (tokens, vocabulary, hidden)):
-        return tokens * hidden / vocabulary
-    share = -(-tokens // -(-vocabulary // hidden))
-    return min(tokens, 1 << (share - 1).bit_length())

@@ -9,7 +9,16 @@ TORCH_CHAIN = "PyTorch autograd, operation by operation (derivatives.yaml)"
 MEGATRON_CE = "Megatron-core tensor_parallel/cross_entropy.py: save_for_backward"
 MEGATRON_FUSED_CE = "Megatron-core fusions/fused_cross_entropy.py: save_for_backward"
 TE_CE = "Transformer Engine pytorch/cross_entropy.py, triton/cross_entropy.py"
-LIGER_CE = "Liger-Kernel ops/fused_linear_cross_entropy.py: fused_linear_cross_entropy_forward"
+TORCH_CE = "PyTorch derivatives.yaml: _log_softmax (result), nll_loss_forward (self, target)"
+DTENSOR_CE = (
+    "PyTorch distributed/tensor/parallel/loss.py: _log_softmax, _nll_loss_and_log_softmax_backward"
+)
+LIGER_CE = "Liger-Kernel ops/cross_entropy.py: cross_entropy_forward"
+LIGER_LINEAR_CE = (
+    "Liger-Kernel ops/fused_linear_cross_entropy.py: fused_linear_cross_entropy_forward"
+)
+CUT_CE = "ml-cross-entropy cut_cross_entropy/cce.py: save_for_backward"
+RETURNED = "the training loop: out = model(...); out.loss.backward()"
 TE_FLASH = "Transformer Engine dot_product_attention/backends.py: FlashAttention, sbhd"
 TE_PADDING = (
     "Transformer Engine dot_product_attention/backends.py: UnfusedDotProductAttention; "
