@@ -57,7 +57,7 @@ VALUES = {
     "expert_products": "sequential",
 }
 FLAGS = {"sp", "distributed_optimizer", "embedding_as_layer", "loss_as_layer", "fp8_params"}
-FLAGS |= {"keep_gradients", "ema"}
+FLAGS |= {"keep_gradients", "ema", "holds_logits"}
 BASES = {
     "plain": {},
     "sharded": {"tp": 2, "sp": None, "pp": 2, "dp": 4, "cp": 2, "zero": 1, "gpu": "h100"},

@@ -60,7 +60,17 @@ from memcalc.graph.ops.ends import (
     share,
 )
 from memcalc.graph.ops.experts import combine, dispatch, grouped_linear, router
-from memcalc.graph.ops.losses import Head, cross_entropy, megatron_cross_entropy
+from memcalc.graph.ops.losses import (
+    Head,
+    cross_entropy,
+    gather_vocabulary,
+    log_softmax,
+    log_softmax_parallel,
+    megatron_cross_entropy,
+    nll_loss,
+    nll_loss_parallel,
+    split_tokens,
+)
 from memcalc.graph.ops.norms import (
     layer_norm,
     layer_norm_chain,
@@ -109,6 +119,7 @@ __all__ = [
     "gates",
     "gather_context",
     "gather_features",
+    "gather_vocabulary",
     "gelu",
     "gelu_chain",
     "gelu_fast_chain",
@@ -119,12 +130,16 @@ __all__ = [
     "layer_norm_chain",
     "leave_tensor_parallel",
     "linear",
+    "log_softmax",
+    "log_softmax_parallel",
     "lstm_cell",
     "mask",
     "mask_bias",
     "matmul",
     "megatron_cross_entropy",
     "multiply",
+    "nll_loss",
+    "nll_loss_parallel",
     "patch_embedding",
     "pooler",
     "position_embedding",
@@ -144,6 +159,7 @@ __all__ = [
     "silu",
     "sink",
     "softmax",
+    "split_tokens",
     "square",
     "tanh",
     "time_step",

@@ -42,6 +42,8 @@ NLL_LOSS_PARALLEL = plain("nll_loss_parallel")
 GATHER_VOCABULARY = plain("gather_vocabulary")
 SPLIT_TOKENS = plain("split_tokens", output=VIEW)
 
+OF_SOFTMAX = "log-probabilities: the gradient is computed from them"
+
 CHUNKS = 8  # torchtune's CEWithChunkedOutputLoss(num_output_chunks=8)
 LITGPT_TOKENS = 128  # litgpt finetune/lora.py: lm_head_chunk_size
 MOST_CHUNKS = 256  # that are recorded; more are recorded as so many larger ones
@@ -145,66 +147,75 @@ def returned_fp32(g: Graph, x: Tensor, head: Head) -> Tensor:
 def cross_entropy(g: Graph, name: str, logits: Tensor, holds: tuple[Tensor, ...] = ()) -> Tensor:
     """Logits (s, b, v) -> their mean loss: PyTorch's log_softmax, then nll_loss.
 
-    Saves the log-probabilities, which both operations need, each token's target (int64) and the
-    weight of all targets. The function refers to its logits until the loss is computed; ``holds``
-    are tensors that its callers refer to.
+    The function refers to its logits until the loss is computed; ``holds`` are tensors that its
+    callers refer to.
     """
-    log_probabilities = Tensor(f"{name}_log_softmax", logits.axes, logits.dtype_bytes)
-    out = Tensor(f"{name}_output", (), 4)
-    saves = _saved_by_nll(name, logits, log_probabilities, TORCH_CE)
-    of_softmax = f"{name}_log_softmax"
-    g.record(of_softmax, LOG_SOFTMAX, (logits,), (log_probabilities,), saves=saves[:1])
-    g.record(name, NLL_LOSS, (log_probabilities,), (out,), saves=saves, holds=(*holds, logits))
+    log_probabilities = log_softmax(g, f"{name}_log_softmax", logits)
+    return nll_loss(g, name, log_probabilities, (*holds, logits))
+
+
+def log_softmax(g: Graph, name: str, logits: Tensor) -> Tensor:
+    """Logits (s, b, v) -> log-probabilities (s, b, v). Saves its output."""
+    out = Tensor(f"{name}_output", logits.axes, logits.dtype_bytes)
+    g.record(name, LOG_SOFTMAX, (logits,), (out,), saves=(Save(out, OF_SOFTMAX, TORCH_CE),))
     return out
 
 
-def _saved_by_nll(
-    name: str, logits: Tensor, log_probabilities: Tensor, source: str
-) -> tuple[Save, ...]:
-    """What nll_loss saves; the first also log_softmax."""
+def nll_loss(g: Graph, name: str, log_probabilities: Tensor, holds: tuple[Tensor, ...]) -> Tensor:
+    """Log-probabilities (s, b, v) -> their mean loss.
+
+    Saves them, each token's target (int64) and the weight of all targets.
+    """
+    out = Tensor(f"{name}_output", (), 4)
+    saves = _saved_by_nll(name, log_probabilities, TORCH_CE)
+    g.record(name, NLL_LOSS, (log_probabilities,), (out,), saves=saves, holds=holds)
+    return out
+
+
+def _saved_by_nll(name: str, log_probabilities: Tensor, source: str) -> tuple[Save, ...]:
+    target, weight = _target(name, log_probabilities), Tensor(f"{name}_weight", (), 4)
     return (
-        Save(log_probabilities, "log-probabilities: the gradient is computed from them", source),
-        Save(_target(name, logits), "target of each token, int64", source, small=True),
-        Save(Tensor(f"{name}_weight", (), 4), "weight of all targets", source, small=True),
+        Save(log_probabilities, OF_SOFTMAX, source),
+        Save(target, "target of each token, int64", source, small=True),
+        Save(weight, "weight of all targets", source, small=True),
     )
 
 
 def loss_parallel(g: Graph, x: Tensor, head: Head) -> Tensor:
-    """DTensor's cross entropy of an fp32 copy of the logits, whose vocabulary stays sharded.
-
-    Saves what ``cross_entropy`` saves, of a rank's own part. The backward of nll_loss computes that
-    of log_softmax too, with three more tensors of the logits' size: of zeros, of probabilities (of
-    which only the sum of both stays) and the product with the loss's gradient.
-    """
+    """DTensor's cross entropy of an fp32 copy of the logits, whose vocabulary stays sharded."""
     if g.mesh.t == 1:
         return upcast(g, x, head)
     logits = _logits(g, x, head)
     copy = cast(g, "loss_input", logits, 4)
-    shape = copy.axes, copy.dtype_bytes
-    log_probabilities, shifted, zeros = (
-        Tensor(f"loss_{name}", *shape) for name in ("log_softmax", "shifted", "zeros")
-    )
-    saves = _saved_by_nll("loss", logits, log_probabilities, DTENSOR_CE)
-    # the shifted logits stand beside their exponential, then beside the output
-    g.record(
-        "loss_log_softmax",
-        LOG_SOFTMAX_PARALLEL,
-        (copy,),
-        (log_probabilities,),
-        saves=saves[:1],
-        scratch=Scratch(forward=shifted.bytes),
-        holds=(logits, copy),
-    )
-    out = Tensor("loss_output", (), 4)
-    g.record(
-        "loss",
-        NLL_LOSS_PARALLEL,
-        (log_probabilities,),
-        (out,),
-        saves=saves,
-        scratch=Scratch(backward=2 * zeros.bytes),
-        holds=(logits, copy),
-    )
+    log_probabilities = log_softmax_parallel(g, "loss_log_softmax", copy, (logits, copy))
+    return nll_loss_parallel(g, "loss", log_probabilities, (logits, copy))
+
+
+def log_softmax_parallel(g: Graph, name: str, logits: Tensor, holds: tuple[Tensor, ...]) -> Tensor:
+    """``log_softmax`` of a sharded vocabulary. Saves its output.
+
+    The shifted logits stand beside their exponential, then beside the output.
+    """
+    out = Tensor(f"{name}_output", logits.axes, logits.dtype_bytes)
+    save = Save(out, OF_SOFTMAX, DTENSOR_CE)
+    scratch, kind = Scratch(forward=logits.bytes), LOG_SOFTMAX_PARALLEL
+    g.record(name, kind, (logits,), (out,), saves=(save,), scratch=scratch, holds=holds)
+    return out
+
+
+def nll_loss_parallel(
+    g: Graph, name: str, log_probabilities: Tensor, holds: tuple[Tensor, ...]
+) -> Tensor:
+    """``nll_loss`` of a sharded vocabulary. Saves what that saves, of a rank's own part.
+
+    Its backward is also that of log_softmax: zeros with -1 at the targets stand beside the
+    exponential and the sum of both, then beside the sum and the gradient.
+    """
+    out = Tensor(f"{name}_output", (), 4)
+    saves = _saved_by_nll(name, log_probabilities, DTENSOR_CE)
+    scratch, kind = Scratch(backward=2 * log_probabilities.bytes), NLL_LOSS_PARALLEL
+    inputs = (log_probabilities,)
+    g.record(name, kind, inputs, (out,), saves=saves, scratch=scratch, holds=holds)
     return out
 
 
@@ -348,20 +359,7 @@ def split_tokens(g: Graph, name: str, x: Tensor, number: int) -> list[Tensor]:
     return chunks
 
 
-def _logits(g: Graph, x: Tensor, head: Head, whole: bool = False) -> Tensor:
-    """The logits (s, b, v); ``whole`` gathers a sharded vocabulary."""
-    outputs = {"logits": (head.vocabulary,)}
-    (logits,) = linear(g, "output", x, outputs, COLUMN, bias=head.bias, shared=head.shared)
-    if whole:
-        logits = _gather(g, logits, head.vocabulary)
-    if head.capped:
-        logits = tanh(g, "logit_cap", logits)
-    if head.returns:
-        _return(g, logits)
-    return logits
-
-
-def _gather(g: Graph, logits: Tensor, vocabulary: Axis) -> Tensor:
+def gather_vocabulary(g: Graph, logits: Tensor, vocabulary: Axis) -> Tensor:
     """Logits (s, b, v/t) -> (s, b, v); backward takes a rank's own part. Saves nothing."""
     if g.mesh.t == 1:
         return logits
@@ -369,6 +367,19 @@ def _gather(g: Graph, logits: Tensor, vocabulary: Axis) -> Tensor:
     moves = (Move("all_gather", "forward", out.bytes, g.mesh.t),)
     g.record("logits_gather", GATHER_VOCABULARY, (logits,), (out,), moves=moves)
     return out
+
+
+def _logits(g: Graph, x: Tensor, head: Head, whole: bool = False) -> Tensor:
+    """The logits (s, b, v); ``whole`` gathers a sharded vocabulary."""
+    outputs = {"logits": (head.vocabulary,)}
+    (logits,) = linear(g, "output", x, outputs, COLUMN, bias=head.bias, shared=head.shared)
+    if whole:
+        logits = gather_vocabulary(g, logits, head.vocabulary)
+    if head.capped:
+        logits = tanh(g, "logit_cap", logits)
+    if head.returns:
+        _return(g, logits)
+    return logits
 
 
 def _return(g: Graph, logits: Tensor) -> None:
@@ -388,7 +399,7 @@ def _logits_of_chunk(g: Graph, chunk: Tensor, head: Head, number: int) -> Tensor
     save = Save(quantized(g, chunk), reason, TORCH_CHAIN, for_weights=True)
     flops = 2 * elements(chunk.axes) * head.vocabulary.size
     g.record("output", LINEAR, (chunk,), (logits,), (save,), flops, weights=weights)
-    logits = _gather(g, logits, head.vocabulary)
+    logits = gather_vocabulary(g, logits, head.vocabulary)
     if head.capped:
         logits = tanh(g, f"logit_cap_{number}", logits)
     if head.returns:
