@@ -95,7 +95,7 @@ def _backward_moments(rank: Rank, phase: str, chunk: int, held: Held) -> Iterato
 def _returned(config: Config) -> Part:
     """The logits that the caller refers to until backward is over."""
     size = sum(save.tensor.bytes for save, _ in head_graph(config).returned)
-    return Part("logits held by the training loop", size, "logits", READ, LEDGER)
+    return Part("logits held by the training loop", size, "logits", "framework-dependent", LEDGER)
 
 
 def _at_the_end(
