@@ -18,7 +18,7 @@ from memcalc.answers.notes import batch_note, notes, recomputation, whole_settin
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
 from memcalc.config.gpus import gpu, is_gpu, smallest
-from memcalc.config.optimizers import ALL, Moments
+from memcalc.config.optimizers import ALL, FORMS, Moments
 from memcalc.config.parallel import ZERO
 from memcalc.config.run import UNBALANCED
 from memcalc.errors import UsageError
@@ -379,6 +379,9 @@ def _setting_notes(config: Config, explain: bool) -> Iterator[str]:
             "measurements"
         )
     yield f"{_of_a_parameter(config)}; {_split(config)}"
+    form = optimizer_step.form(config)
+    if form != "fused":
+        yield f"optimizer step: {form}, {FORMS[form]}; --optimizer-step sets another"
     for step in optimizer_step.steps(config):
         if step.not_counted:
             yield f"not counted: {step.not_counted}"

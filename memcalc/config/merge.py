@@ -16,10 +16,11 @@ from memcalc.errors import ConfigError, nearest
 from memcalc.frameworks import SHARDERS
 from memcalc.frameworks.megatron import DISTRIBUTED_OPTIMIZER
 
-# Settings of sharding that a newer setting replaces.
-OF_SHARDING = {
+# Settings of sharding and of the optimizer that a newer setting replaces.
+REPLACED = {
     "distributed_optimizer": ("zero", "sharder", "shard_copies"),
-    "sharder": ("zero", "distributed_optimizer", "shard_copies"),
+    "optimizer": ("optimizer_step", "momentum"),
+    "sharder": ("zero", "distributed_optimizer", "shard_copies", "optimizer_step"),
     "zero": ("distributed_optimizer", "shard_copies"),
 }
 HELD = (
@@ -101,7 +102,7 @@ def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
         if schedule is None or schedule.chunks is not None:
             said.pop("vpp", None)
             said.pop("microbatch_group_size", None)
-        for name, forgotten in OF_SHARDING.items():
+        for name, forgotten in REPLACED.items():
             if name in settings:
                 said = {key: value for key, value in said.items() if key not in forgotten}
         if said.get("pp") != settings.get("pp", said.get("pp")):

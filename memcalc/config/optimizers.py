@@ -13,9 +13,9 @@ ALL, MATRICES, OTHERS = "all weights", "matrices of the layers", "all other weig
 # The forms of a step. PyTorch on CUDA takes foreach unless it is told otherwise
 # (torch/optim/optimizer.py: _default_to_fused_or_foreach).
 FORMS = {
-    "foreach": "an operation updates all weights at once",
-    "fused": "one kernel computes the whole update in place",
-    "loop": "a weight is updated after the other",
+    "foreach": "each operation is on all weights at once",
+    "fused": "one kernel updates weights in place",
+    "loop": "weights are updated one by one",
 }
 
 # The dtype of what a step holds.

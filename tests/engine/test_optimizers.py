@@ -308,6 +308,7 @@ def test_the_note_says_what_is_not_counted(memcalc):
     assert any(said in note for note in memcalc(line).document["notes"])
     torch = memcalc(f"{line} --implementation torch").document["notes"]
     assert not any(said in note for note in torch)
+    assert any("optimizer step: foreach, each operation is on all weights" in n for n in torch)
 
 
 class TestFiles:
@@ -322,6 +323,14 @@ class TestFiles:
         deepspeed.write_text(deepspeed.read_text().replace("{}", '{"momentum": "x"}'))
         with pytest.raises(InputError, match="momentum must be a number, not 'x'"):
             load("gpt2", run=deepspeed)
+
+    def test_another_optimizer_forgets_the_step_and_the_momentum_of_a_file(self, tmp_path):
+        file = tmp_path / "run.json"
+        run = '{"optimizer": "sgd", "optimizer_step": "fused", "momentum": 0.9}'
+        file.write_text(f'{{"memcalc": 1, "run": {run}}}')
+        config = load("gpt2", run=file, optimizer="adafactor")
+        assert (config.run.optimizer_step, config.run.momentum) == (None, None)
+        assert load("gpt2", run=file).run.momentum == 0.9
 
     def test_megatrons_arguments(self):
         sizes_ = {"--num-layers": 2, "--hidden-size": 64, "--num-attention-heads": 4}

@@ -342,6 +342,7 @@ class TestMegatron:
         config = configure(source, {"dp": 8})
         assert (config.parallel.zero, config.parallel.sharder) == (zero, "fsdp2")
         assert sum(by_group(config)) == 16 * whole(config) // 8
+        assert not list(temporary(Rank(config, 0)))  # Megatron-core's FusedAdam runs
         lines = [line for line in source.unmodelled if "after-forward 4" in line]
         assert len(lines) == (said.get("torch_fsdp2_reshard_after_forward") == "4")
 

@@ -7,6 +7,7 @@ from memcalc.config.optimizers import NAMES
 from memcalc.config.readers.megatron.arguments import Arguments
 from memcalc.config.readers.megatron.names import RESHARDING, SHARDING
 from memcalc.config.run import MOMENTS
+from memcalc.frameworks.megatron import MEGATRON
 
 
 def states(said: Arguments, precision: str | None) -> dict[str, Any]:
@@ -27,7 +28,10 @@ def states(said: Arguments, precision: str | None) -> dict[str, Any]:
         settings |= {"distributed_optimizer": None, "zero": int(strategy or 0)}
         settings["sharder"] = "megatron-fsdp"
     if said.flag("use-torch-fsdp2"):
-        return settings | {"shard_copies": None, "zero": _resharding(said), "sharder": "fsdp2"}
+        settings |= {"shard_copies": None, "zero": _resharding(said), "sharder": "fsdp2"}
+        if settings["momentum"] is None:
+            settings["momentum"] = MEGATRON.momentum
+        return settings | {"optimizer_step": MEGATRON.optimizer_step}  # its own optimizer's
     if settings["shard_copies"] is not None and not (
         settings["distributed_optimizer"] or settings.get("zero")
     ):
