@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.analysis.allocator import Allocator, AllocatorConf, OutOfMemory, rounded
+from memcalc.analysis.allocator import (
+    Allocator,
+    AllocatorConf,
+    OutOfMemory,
+    reserved_bounds,
+    rounded,
+)
 from memcalc.config.allocator import expandable, settings
 from memcalc.errors import ConfigError
 from memcalc.units import MIB
@@ -568,3 +574,56 @@ class TestRandomTraces:
         *_, (found, _) = at_random(seed, conf)
         *_, (again, _) = at_random(seed, conf)
         assert found.memory_stats() == again.memory_stats()
+
+
+def events_at_random(seed, nested):
+    """Requests and frees of random blocks; nested ones are freed in the order of a stack."""
+    draw, live, events = random.Random(seed), [], []
+    for key in range(draw.choice((20, 100, 400))):
+        events.append(
+            (key, draw.choice((random_size(draw), 20 * MIB, 5 * MIB)), draw.choice((0, 3)))
+        )
+        live.append(key)
+        while live and draw.random() < 0.49:
+            events.append((live.pop(-1 if nested else draw.randrange(len(live))), 0, 0))
+    return events
+
+
+def most_reserved(events, conf):
+    allocator, blocks = Allocator(conf), {}
+    for key, size, stream in events:
+        if size or key not in blocks:
+            blocks[key] = allocator.malloc(size, stream)
+        else:
+            allocator.free(blocks.pop(key))
+    return allocator.most_reserved
+
+
+class TestBounds:
+    @pytest.mark.parametrize("conf", ["", EXPANDABLE, CONFS[-1], f"{EXPANDABLE},{CONFS[-1]}"])
+    @pytest.mark.parametrize("nested", [False, True])
+    @pytest.mark.parametrize("seed", range(25))
+    def test_a_replay_lies_between_them(self, seed, nested, conf):
+        conf, events = AllocatorConf.parse(conf), events_at_random(seed, nested)
+        least, most = reserved_bounds(events, conf)
+        assert 0 < least <= most_reserved(events, conf) <= most
+
+    @pytest.mark.parametrize("conf", ["", EXPANDABLE])
+    def test_they_are_equal_where_nothing_is_freed_and_segments_are_full(self, conf):
+        events = [(key, 20 * MIB, 0) for key in range(10)]
+        assert reserved_bounds(events, AllocatorConf.parse(conf)) == (200 * MIB, 200 * MIB)
+
+    def test_growing_requests_reserve_their_peak_for_each_size(self):
+        """So no factor of the peak is a bound: 5 sizes of 256 MiB in all, one after another."""
+        events = []
+        for size in (16, 32, 64, 128, 256):
+            number = 256 // size
+            events += [((size, key), size * MIB, 0) for key in range(number)]
+            events += [((size, key), 0, 0) for key in range(number)]
+        assert most_reserved(events, AllocatorConf()) == 5 * 256 * MIB
+        assert reserved_bounds(events) == (256 * MIB, 5 * 256 * MIB)
+        assert most_reserved(events, AllocatorConf.parse(EXPANDABLE)) == 260 * MIB
+
+    def test_blocks_that_are_not_split_may_have_none(self):
+        with pytest.raises(ValueError, match="no bounds with max_split_size"):
+            reserved_bounds([], AllocatorConf.parse(OVERSIZE))
