@@ -230,7 +230,11 @@ class TestHostileFiles:
 
 @pytest.mark.measured
 def test_snapshots_of_real_steps_give_every_block_and_segment():
-    """Training and inference on GPUs; where each snapshot is from stands beside the files."""
+    """Training and inference on GPUs.
+
+    Sources on GitHub: Wedsonlin/assignment2-systems, kkaitlyn111/cs336-a2-systems,
+    silmont2000/assignment2-systems, cranberrii/ftcourse, JasperSolt/EoR_NN.
+    """
     folder = Path(os.environ.get(VARIABLE, "")) / "snapshots"
     files = sorted(folder.glob("*.pickle")) if VARIABLE in os.environ else []
     if not files:
