@@ -14,6 +14,10 @@ class ConfigError(MemcalcError, ValueError):
     """A model, a parallelism or a run that cannot be: the message says what, where and why."""
 
 
+class NoLayerError(ConfigError):
+    """A layer that its framework does not have."""
+
+
 class InputError(MemcalcError, ValueError):
     """A file that cannot be read as what it should be."""
 

@@ -15,6 +15,7 @@ from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.states import moments, recipe
 from memcalc.answers.notes import batch_note, notes, recomputation, whole_setting
+from memcalc.answers.warnings import of_gpu
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
 from memcalc.config.gpus import gpu, is_gpu, smallest
@@ -127,6 +128,9 @@ def memory(
     beyond = headroom(config, margin)
     held = device(config)
     lines = [*notes(config, "exact"), *_setting_notes(config, explain)]
+    if budget is not None and is_gpu(budget):
+        run = replace(config.run, gpu=budget)  # refuses fp8 where the GPU has none
+        lines += (f"warning: {line}" for line in of_gpu(gpu(budget), run.precision))
     peaks = _under_imbalance(config, held)
     if fill:
         held, more = _filled(config, held, room_of(config, budget), beyond)
@@ -149,7 +153,7 @@ def memory(
         columns,
         rows,
         symbols.values(config),
-        tuple(lines),
+        tuple(dict.fromkeys(lines)),
         tuple(_over(held, room, beyond, size)) if room and budget is not None else (),
         _verdict(held, room, beyond, size) if room else _smallest(config, held, beyond, size),
         None if verdict is None else verdict == "fits",

@@ -5,7 +5,9 @@ from memcalc.config import Config
 from memcalc.config.gpus import Gpu, gpu
 from memcalc.units import counted
 
-CAPABILITIES = {"bf16": 80, "fp8": 89}  # the first CUDA compute capability that has it, times 10
+# The first CUDA compute capability that has it, times 10.
+CAPABILITIES = {"bf16": 80}
+FLASH = 80
 
 
 def warnings(config: Config) -> tuple[str, ...]:
@@ -24,13 +26,19 @@ def warnings(config: Config) -> tuple[str, ...]:
             "Engine's source; not measured)"
         )
     if config.run.gpu is not None:
-        lines += _of_gpu(gpu(config.run.gpu), config.run.precision)
+        lines += of_gpu(gpu(config.run.gpu), config.run.precision)
     windowed = config.masked_layers == "windowed" and 0 not in (config.model.window_layers or ())
     flash = kernels.fused_attention and config.masked_layers != "all" and not windowed
     if flash and config.run.precision == "fp32":
         lines.append(
             "flash attention kernels do not support fp32: counted as if they did (set "
             "--attention unfused, or --precision bf16)"
+        )
+    capability = gpu(config.run.gpu).capability if config.run.gpu else None
+    if flash and kernels.transformer_engine and capability and capability < FLASH:
+        lines.append(
+            "Transformer Engine's flash attention kernels need CUDA compute capability 8.0: "
+            "counted as if the GPU had it (set --attention unfused)"
         )
     most = config.model.max_seq_length
     if most is not None and config.run.seq_length > most:
@@ -52,11 +60,15 @@ def warnings(config: Config) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _of_gpu(found: Gpu, precision: str) -> list[str]:
+def of_gpu(found: Gpu, precision: str) -> list[str]:
     """A precision that the tensor cores of an NVIDIA GPU do not support."""
     if found.capability is None or found.capability >= CAPABILITIES.get(precision, 0):
         return []
-    return [f"{found.name} has no tensor cores for {precision}: counted as if it had"]
+    other = "fp16" if found.peaks["fp16"] else "fp32"
+    return [
+        f"{found.name} has no tensor cores for {precision}, and PyTorch emulates it: counted as if "
+        f"it had (set --precision {other})"
+    ]
 
 
 def ineffective(config: Config) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from memcalc.config.run import Run
 from memcalc.errors import ConfigError
 from memcalc.frameworks import of_step
 from memcalc.frameworks.record import Framework
+from memcalc.lazy import resolve
 
 MOST_TP = 128  # the largest tensor-parallel size that a message names
 
@@ -30,6 +31,7 @@ class Config:
 
     Raises:
         ConfigError: A parallel size does not divide the axis that it shards.
+        NoLayerError: The framework of the implementation does not have the model's layer.
 
     >>> model = Model(name="toy", layers=1, hidden_size=512, heads=8)
     >>> Config(model, Parallel(tp=3), Run(seq_length=128))
@@ -53,6 +55,9 @@ class Config:
         except ConfigError as error:
             raise ConfigError(f"{error}: use {_valid_tp(model)}") from error
         self._experts_divide()
+        if model.family and self.run.implementation.maker.whole_models:
+            require_layer = resolve("memcalc.config.families:require_layer")
+            require_layer(model.family, self.run.implementation.name)
         chunks = self.parallel.chunks
         if chunks > 1 and model.encoder_layers is not None:
             raise ConfigError(

@@ -12,9 +12,10 @@ from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
 from memcalc.config.run import Run
 from memcalc.config.source import PARALLEL_SETTINGS, RUN_SETTINGS, SETTINGS, Source
-from memcalc.errors import ConfigError, nearest
+from memcalc.errors import ConfigError, NoLayerError, nearest
 from memcalc.frameworks import SHARDERS
 from memcalc.frameworks.megatron import DISTRIBUTED_OPTIMIZER
+from memcalc.lazy import resolve
 
 # Settings of sharding and of the optimizer that a newer setting replaces.
 REPLACED = {
@@ -73,7 +74,9 @@ def configure(source: Source, overrides: Mapping[str, Any], run: Source | None =
         said["environment"] = environment(said["environment"])
     implementation = kernels.chosen(said, model.family)
     if "implementation" not in said:
-        assumed.append(Assumption("implementation", implementation.name))
+        why = _other_layers(model, source.framework, str(said.get("sharder")))
+        place = 0 if why else len(assumed)  # what leads to other numbers comes first
+        assumed.insert(place, Assumption("implementation", implementation.name, why))
     if implementation.holds_logits and "holds_logits" not in said:
         assumed.append(Assumption("holds_logits", None, HELD))
     chosen: dict[str, Any] = {name: said[name] for name in RUN_SETTINGS if name in said}
@@ -88,6 +91,27 @@ def configure(source: Source, overrides: Mapping[str, Any], run: Source | None =
         tuple(assumed),
         (*source.unmodelled, *run.unmodelled),
     )
+
+
+def _other_layers(model: Model, framework: str, sharder: str) -> str:
+    """How to count Hugging Face's layers, where a run is likely to have them.
+
+    Args:
+        model: The model.
+        framework: That of the model's file.
+        sharder: Who shards.
+    """
+    theirs = framework == "transformers" or (
+        sharder in SHARDERS and SHARDERS[sharder].framework in ("torch", "deepspeed")
+    )
+    if not (theirs and model.family):
+        return ""
+    try:
+        resolve("memcalc.config.families:require_layer")(model.family, "transformers-sdpa")
+        name = "transformers-sdpa"
+    except NoLayerError:
+        name = "transformers-eager"
+    return f"for Hugging Face's layers: --implementation {name}"
 
 
 def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 
 from memcalc.config import fields, pipeline
 from memcalc.config.environment import Environment, environment
-from memcalc.config.gpus import gpu
+from memcalc.config.gpus import Gpu, gpu
 from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.optimizers import FORMS, OPTIMIZERS
 from memcalc.config.recompute import METHODS, POLICIES, REGIONS, Policy, policy
 from memcalc.errors import ConfigError
 
+FP8 = 89  # the first CUDA compute capability with fp8, times 10
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
 # Tokens routed to the busiest expert rank under an unbalanced router, as a multiple of a balanced
 # share: the usual capacity factor (Fedus et al. 2021, arXiv 2101.03961, section 2.2).
@@ -105,9 +106,17 @@ class Run:
         self._method(policy(self.recompute))
         fields.between("imbalance", self.imbalance, 1, 1e9)
         if self.gpu is not None:
-            gpu(self.gpu)
+            self._runs_on(gpu(self.gpu))
         object.__setattr__(self, "environment", environment(self.environment))
         self._training()
+
+    def _runs_on(self, found: Gpu) -> None:
+        """Refuse a GPU on which Transformer Engine refuses fp8 (its pytorch/fp8.py)."""
+        if self.precision == "fp8" and found.capability is not None and found.capability < FP8:
+            raise ConfigError(
+                f"{found.name} has no fp8, which needs CUDA compute capability 8.9 or later: pass "
+                "another --gpu, or --precision bf16"
+            )
 
     def _training(self) -> None:
         """Check the optimizer, its dtypes and the frozen parts."""

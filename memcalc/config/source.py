@@ -46,6 +46,8 @@ class Source:
         unmodelled: What the file sets and memcalc does not model.
         accumulation: Gradient accumulation steps, where the file gives these rather than the
             global batch size.
+        framework: The framework that the file belongs to, a key of ``FRAMEWORKS``; nothing where
+            it is not said, or the settings have its implementation.
     """
 
     model: Model | None
@@ -53,3 +55,4 @@ class Source:
     assumed: tuple[Assumption, ...] = ()
     unmodelled: tuple[str, ...] = ()
     accumulation: int | None = None
+    framework: str = ""

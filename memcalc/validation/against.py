@@ -67,13 +67,12 @@ def _as_it_is(config: Config) -> Config:
 
 
 def _assumed(config: Config) -> bool:
-    return Assumption("implementation", config.run.implementation.name) in config.assumed
+    return any(each.setting == "implementation" for each in config.assumed)
 
 
 def _with(config: Config, kernels: Implementation) -> Config:
     """The config with an implementation that is assumed."""
-    old = Assumption("implementation", config.run.implementation.name)
-    others = (each for each in config.assumed if each != old)
+    others = (each for each in config.assumed if each.setting != "implementation")
     assumed = (*others, Assumption("implementation", kernels.name))
     return replace(config, run=replace(config.run, implementation=kernels), assumed=assumed)
 

@@ -1,6 +1,7 @@
 """Configs: what is valid, what is derived, what is assumed, what is refused and how."""
 
 import inspect
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -188,6 +189,65 @@ def test_a_refusal_names_what_was_set_and_what_is_valid(name, settings, message)
     with pytest.raises(ConfigError) as refusal:
         load(name, **settings)
     assert str(refusal.value).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("gemma-2-9b", "sdpa has no soft cap of the scores"),
+        ("gpt-oss-20b", "sdpa has no attention sinks"),
+        ("bloom-176b", "its class supports only eager attention"),
+    ],
+)
+def test_a_layer_that_transformers_does_not_have_is_refused(name, cause):
+    with pytest.raises(ConfigError, match=f"{cause}; choose --implementation transformers-eager"):
+        load(name, implementation="transformers-sdpa")
+    for other in IMPLEMENTATIONS.keys() - {"transformers-sdpa"}:
+        assert load(name, implementation=other).run.implementation.name == other
+
+
+def test_the_first_assumption_leads_to_hugging_faces_layers_where_a_run_may_have_them(tmp_path):
+    path = tmp_path / "config.json"
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64}
+    path.write_text(json.dumps({"model_type": "llama", **sizes}))
+    words = "implementation megatron (for Hugging Face's layers: --implementation transformers-"
+    for config in (
+        load(path),
+        load("llama-3-8b", sharder="fsdp2"),
+        load("llama-3-8b", zero=3),
+        load("llama-3-8b", sharder="deepspeed"),
+    ):
+        assert assumed(config)[0] == f"{words}sdpa)"
+    assert assumed(load("gemma-2-9b", sharder="fsdp2"))[0] == f"{words}eager)"
+    for config in (
+        load("llama-3-8b"),
+        load("llama-3-8b", zero=1),
+        load("llama-3-8b", sharder="megatron-fsdp"),
+        load("175b", sharder="fsdp2"),
+        load(path, implementation="megatron"),
+    ):
+        assert not any("Hugging Face" in line for line in assumed(config))
+
+
+@pytest.mark.parametrize("gpu", ["v100", "t4", "p100"])
+def test_a_gpu_without_bf16_or_flash_kernels_is_warned_about(gpu):
+    lines = warnings(load("bert-large", gpu=gpu))
+    assert any("has no tensor cores for bf16, and PyTorch emulates it" in line for line in lines)
+    assert any("flash attention kernels need CUDA compute capability" in line for line in lines)
+    settings = {"precision": "fp16", "attention": "unfused"}
+    assert not warnings(load("bert-large", gpu=gpu, **settings))
+    assert not warnings(load("bert-large", gpu="a100"))
+
+
+@pytest.mark.parametrize("gpu", ["a100", "v100", "rtx-3090"])
+def test_a_gpu_without_fp8_refuses_it(gpu):
+    with pytest.raises(ConfigError, match="has no fp8, which needs CUDA compute capability"):
+        load("llama-3-8b", precision="fp8", gpu=gpu)
+    with pytest.raises(ConfigError, match="has no fp8"):
+        memcalc.memory(load("llama-3-8b", precision="fp8"), budget=gpu)
+    for other in ("h100", "l40s", "rtx-4090", "b200", "mi300x"):
+        assert load("llama-3-8b", precision="fp8", gpu=other).run.precision == "fp8"
 
 
 @pytest.mark.parametrize("zero", [2, 3])

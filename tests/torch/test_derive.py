@@ -23,7 +23,7 @@ from memcalc.analysis.recurrent import costs
 from memcalc.answers.layer import TECHNIQUES
 from memcalc.cli import derive as cli
 from memcalc.config import IMPLEMENTATIONS, catalog, load
-from memcalc.errors import InputError, UsageError
+from memcalc.errors import InputError, NoLayerError, UsageError
 from memcalc.formulas import Formula, layer_formula
 from memcalc.validation.deriving import beside, derivation, whole
 from memcalc.validation.deriving import derive as module
@@ -233,11 +233,15 @@ class TestHuggingFace:
         """
         kind = whole.content_of(CONFIGS[name])["model_type"]
         sequences = 1 if implementation == usual(kind) else 2
-        content, config = content_and_run(name, implementation, sequences)
         if implementation == SDPA and kind in WITHOUT_SDPA:
-            with pytest.raises(UsageError, match=f"{kind} has no sdpa attention in transformers"):
-                whole.derived_model(content, config.run)
+            with pytest.raises(NoLayerError, match="choose --implementation transformers-eager"):
+                content_and_run(name, implementation, sequences)
+            content, config = content_and_run(name, EAGER, sequences)
+            run = replace(config.run, implementation=IMPLEMENTATIONS[SDPA])
+            with pytest.raises(NoLayerError, match=f"{kind} has no sdpa attention in transformers"):
+                whole.derived_model(content, run)
             return
+        content, config = content_and_run(name, implementation, sequences)
         found = whole.derived_model(content, config.run)
         derived, model, _ = found
         for length, number in ((40, 2), (200, 5)):

@@ -25,6 +25,7 @@ from memcalc.config.families import (
     vit,
 )
 from memcalc.config.families.record import Family
+from memcalc.errors import NoLayerError
 
 # By model_type. Of families that are equally near to a model, the first is taken.
 FAMILIES: dict[str, Family] = {
@@ -48,3 +49,30 @@ FAMILIES: dict[str, Family] = {
     **glm4_moe.FAMILIES,
     **deepseek.FAMILIES,
 }
+
+
+def require_layer(name: str, implementation: str) -> None:
+    """Refuse a layer that transformers does not have.
+
+    Args:
+        name: The family; of one that is not known nothing is refused.
+        implementation: The implementation, by its name.
+
+    Raises:
+        NoLayerError: With the one to choose.
+
+    >>> require_layer("gemma2", "transformers-sdpa")
+    Traceback (most recent call last):
+        ...
+    memcalc.errors.NoLayerError: gemma2 has no transformers-sdpa layer: sdpa has no soft cap of \
+the scores; choose --implementation transformers-eager
+    """
+    found = FAMILIES.get(name)
+    if found and found.built_as:
+        found = FAMILIES[found.built_as]
+    remaining = found and found.remaining.get(implementation)
+    if remaining and remaining.bytes is None:
+        raise NoLayerError(
+            f"{name} has no {implementation} layer: {remaining.cause}; choose --implementation "
+            "transformers-eager"
+        )

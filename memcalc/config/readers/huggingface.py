@@ -95,7 +95,9 @@ def read(content: Mapping[str, Any], name: str) -> Source:
     )
     known = (*HARMLESS, *NAMES, *said.read)
     unmodelled = (*lines, *said.unmodelled, *keys.lines(text, UNMODELLED, known))
-    return Source(model, {}, tuple(dict.fromkeys(said.assumed)), tuple(dict.fromkeys(unmodelled)))
+    assumed = tuple(dict.fromkeys(said.assumed))
+    unmodelled = tuple(dict.fromkeys(unmodelled))
+    return Source(model, {}, assumed, unmodelled, framework="transformers")
 
 
 def _language_model(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:

@@ -17,7 +17,7 @@ from memcalc import symbols
 from memcalc.answers.notes import notes, recomputation, setting
 from memcalc.answers.warnings import warnings
 from memcalc.config import IMPLEMENTATIONS, Config, Run, catalog
-from memcalc.errors import ConfigError, InputError, UsageError, nearest
+from memcalc.errors import ConfigError, InputError, NoLayerError, UsageError, nearest
 from memcalc.frameworks import FRAMEWORKS
 from memcalc.progress import doing
 from memcalc.report import Column, Report, with_detail
@@ -137,7 +137,7 @@ def _derived_model(
     try:
         theirs = _Theirs.of(target, settings)
         return theirs, whole.derived_model(theirs.content, theirs.run)
-    except hugging_face.NoAttentionError:
+    except NoLayerError:
         if asked:
             raise
     theirs = _Theirs.of(target, {**settings, "implementation": _KERNELS["unfused"]})
@@ -180,6 +180,8 @@ class _Theirs(NamedTuple):
         text = whole.content_of(content) | _dropout(content, given.get("dropout"))
         try:
             config = catalog.load(target, **given)
+        except NoLayerError:
+            raise
         except (ConfigError, InputError) as error:
             known = {
                 k: given[k] for k in ("seq_length", "micro_batch_size", "precision") if k in given

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from memcalc.blocks.layer import kind_of
 from memcalc.config import Config
 from memcalc.config.run import Run
-from memcalc.errors import InputError, nearest
+from memcalc.errors import InputError, NoLayerError, nearest
 from memcalc.progress import doing
 from memcalc.validation.deriving.derivation import DeriveError, derive_from, kept_bytes
 from memcalc.validation.deriving.derived import Derived, Kept, total
-from memcalc.validation.layers.hugging_face import NoAttentionError
 from memcalc.validation.layers.modules import TYPES
 from memcalc.validation.measuring.valueless import error_text
 
@@ -52,7 +51,7 @@ class Whole(nn.Module):
 
     Raises:
         InputError: transformers does not know the family, or refuses the file.
-        NoAttentionError: The family has no such attention.
+        NoLayerError: The family has no such attention.
     """
 
     def __init__(self, content: Mapping[str, Any], run: Run, depth: int | None = None) -> None:
@@ -68,7 +67,7 @@ class Whole(nn.Module):
                 made = _class_of(config).from_config(config, dtype=TYPES[run.precision])
         except Exception as error:  # whatever the family's own code raises
             if isinstance(error, ValueError) and "attention implementation" in str(error):
-                raise NoAttentionError(
+                raise NoLayerError(
                     f"{self.family} has no sdpa attention in transformers; choose --implementation "
                     "transformers-eager"
                 ) from error
@@ -151,7 +150,7 @@ def derived_model(content: Mapping[str, Any], run: Run) -> DerivedModel:
     The formula holds at the run's sizes. One more layer must save what its kind of layer saves.
 
     Raises:
-        InputError, NoAttentionError: As in ``Whole``.
+        InputError, NoLayerError: As in ``Whole``.
         DeriveError: The model cannot be derived, or layers of one kind save different tensors.
     """
     kinds = [stack.kinds for stack in Whole(content, run).stacks()]

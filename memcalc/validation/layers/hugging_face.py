@@ -24,11 +24,6 @@ from memcalc.validation.layers.families import FAMILIES, as_config
 from memcalc.validation.layers.modules import TYPES
 from memcalc.validation.measuring.kernels import CudaKernels
 
-
-class NoAttentionError(UsageError):
-    """A family does not have this attention in transformers."""
-
-
 FP32_ALWAYS = "_keep_in_fp32_modules_strict"  # transformers' name for parameters that stay fp32
 
 # By family and implementation; all other layers of the catalog's families equal the ledger.
@@ -75,7 +70,7 @@ def require(config: Config) -> None:
 
     Raises:
         UsageError: With the nearest family's layer.
-        NoAttentionError: The family does not have this attention.
+        NoLayerError: The family does not have this attention.
     """
     closest, different = nearest(config)
     if different:
@@ -89,13 +84,7 @@ def require(config: Config) -> None:
         raise UsageError(
             "MoE layers of Hugging Face need --precision bf16, as PyTorch's grouped_mm does"
         )
-    name = config.run.implementation.name
-    remaining = REMAINING.get((closest, name))
-    if remaining is not None and remaining.bytes is None:
-        raise NoAttentionError(
-            f"{closest} has no {name} layer: {remaining.cause}; choose --implementation "
-            "transformers-eager"
-        )
+    records.require_layer(closest, config.run.implementation.name)
 
 
 def _differences(name: str, config: Config) -> dict[str, Any]:
