@@ -6,6 +6,7 @@ from typing import Any
 
 from memcalc.config import fields
 from memcalc.config.assumption import Assumption
+from memcalc.config.families import require_layer
 from memcalc.config.kernels import batch_first
 from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
@@ -13,7 +14,6 @@ from memcalc.config.run import Run
 from memcalc.errors import ConfigError
 from memcalc.frameworks import of_step
 from memcalc.frameworks.record import Framework
-from memcalc.lazy import resolve
 
 MOST_TP = 128  # the largest tensor-parallel size that a message names
 
@@ -56,7 +56,6 @@ class Config:
             raise ConfigError(f"{error}: use {_valid_tp(model)}") from error
         self._experts_divide()
         if model.family and self.run.implementation.maker.whole_models:
-            require_layer = resolve("memcalc.config.families:require_layer")
             require_layer(model.family, self.run.implementation.name)
         chunks = self.parallel.chunks
         if chunks > 1 and model.encoder_layers is not None:

@@ -8,6 +8,7 @@ from memcalc.config import fields, kernels, pipeline
 from memcalc.config.assumption import Assumption
 from memcalc.config.config import Config
 from memcalc.config.environment import environment
+from memcalc.config.families import require_layer
 from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
 from memcalc.config.run import Run
@@ -15,7 +16,6 @@ from memcalc.config.source import PARALLEL_SETTINGS, RUN_SETTINGS, SETTINGS, Sou
 from memcalc.errors import ConfigError, NoLayerError, nearest
 from memcalc.frameworks import SHARDERS
 from memcalc.frameworks.megatron import DISTRIBUTED_OPTIMIZER
-from memcalc.lazy import resolve
 
 # Settings of sharding and of the optimizer that a newer setting replaces.
 REPLACED = {
@@ -107,7 +107,7 @@ def _other_layers(model: Model, framework: str, sharder: str) -> str:
     if not (theirs and model.family):
         return ""
     try:
-        resolve("memcalc.config.families:require_layer")(model.family, "transformers-sdpa")
+        require_layer(model.family, "transformers-sdpa")
         name = "transformers-sdpa"
     except NoLayerError:
         name = "transformers-eager"
