@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
+from memcalc.config.optimizers import NAMES
 from memcalc.errors import UsageError
 from memcalc.lazy import resolve
 
@@ -62,6 +63,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("--flash", "--flash-attn", "--flash-attention", "--use-flash-attn"),
         ("--attention", "flash"),
     ),
+    "--optim": ("--optimizer",),
     "--dtype": ("--precision",),
     "--bf16": ("--precision", "bf16"),
     "--fp16": ("--precision", "fp16"),
@@ -77,7 +79,8 @@ SPELLINGS = {
     "half": "fp16",
     "float32": "fp32",
     "float8": "fp8",
-    "adamw": "adam",
+    # a name that says the form of the step too is not one word of an option
+    **{name: key for name, key in NAMES.items() if not name.endswith("_fused")},
     "fsdp": "fsdp2",
     "liger": "chunked",
     "zbv": "zb-v",

@@ -302,6 +302,12 @@ class TestRefused:
             Run(seq_length=1, **settings)
 
 
+@pytest.mark.parametrize("given", ["--optimizer adam-8bit", "--optim adamw_bnb_8bit"])
+def test_names_of_other_tools_are_options_too(memcalc, given):
+    rows = memcalc(f"memory gpt2 {given} --explain --format json").document["rows"]
+    assert "Adam's 8-bit moments" in {row["part"] for row in rows}
+
+
 def test_the_note_says_what_is_not_counted(memcalc):
     line = "memory llama-3-8b --optimizer muon --format json"
     said = "not counted: temporary buffers of Muon's Newton-Schulz steps"

@@ -173,13 +173,19 @@ def optimizer(said: Mapping[str, Any], unmodelled: list[str]) -> dict[str, Any]:
 
 
 def named_optimizer(name: Any, unmodelled: list[str]) -> dict[str, Any]:
-    """The optimizer of a name; a line says where another one is counted as Adam."""
+    """The optimizer of a name; a line says where another one is counted as Adam.
+
+    >>> named_optimizer("adamw_torch_fused", [])
+    {'optimizer': 'adam', 'optimizer_step': 'fused'}
+    """
     if name is None:
         return {}
-    found = NAMES.get(str(name).lower())
+    said = str(name).lower()
+    found = NAMES.get(said)
     if found is None:
         unmodelled.append(f"optimizer {shown(str(name))} is not modeled: counted as Adam")
-    return {"optimizer": found or "adam"}
+    fused = {"optimizer_step": "fused"} if found and said.endswith("_fused") else {}
+    return {"optimizer": found or "adam"} | fused
 
 
 def batch(
