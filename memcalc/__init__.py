@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from memcalc.report import Report
     from memcalc.validation.deriving.derivation import derive
     from memcalc.validation.deriving.derived import Derived
+    from memcalc.validation.trace import trace
     from memcalc.validation.validate import validate
 
 # Public name -> where it is defined; loaded on first use, so that ``import memcalc`` is fast.
@@ -90,6 +91,7 @@ _PUBLIC = {
     "plot": "memcalc.figures:plot",
     "recompute": "memcalc.answers.recompute:recompute",
     "rnn": "memcalc.answers.rnn:rnn",
+    "trace": "memcalc.validation.trace:trace",
     "validate": "memcalc.validation.validate:validate",
 }
 
@@ -131,6 +133,7 @@ __all__ = [
     "plot",
     "recompute",
     "rnn",
+    "trace",
     "validate",
 ]
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "plot": ("memcalc.cli.plot:plot", "Figures, as PNG, SVG or PDF."),
     "validate": ("memcalc.cli.validate:validate", "Compare the ledger with real PyTorch layers."),
     "derive": ("memcalc.cli.derive:derive", "Derive the closed form of any PyTorch module."),
+    "trace": ("memcalc.cli.trace:trace", "Memory of a training step of your own, without a GPU."),
     "check": ("memcalc.cli.check:check", "Compare numbers printed in papers with memcalc's."),
     "backtest": ("memcalc.cli.backtest:backtest", "Compare measured runs with predictions."),
     "models": ("memcalc.cli.models:models", "The models that memcalc knows by name."),

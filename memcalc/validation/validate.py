@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+import memcalc.validation.step.link  # noqa: F401 - before the process's first backward pass
 from memcalc import resources, symbols
 from memcalc.analysis.layers import layer_entries
 from memcalc.answers.notes import notes, recomputation, setting

@@ -29,7 +29,7 @@ from memcalc.render import RENDERERS
 RUNS = Path(__file__).parents[1] / "runs.jsonl"
 
 # What runs torch, and is tested beside it, in tests/torch/test_commands.py.
-RUN_TORCH = {"derive", "validate"}
+RUN_TORCH = {"derive", "trace", "validate"}
 
 # Questions, and the columns that their reports are to have, with their units.
 QUESTIONS = {

@@ -156,7 +156,7 @@ LEADS = {
     "memory 22b -tp 8": "no option -tp; did you mean --tp?",
     "memory 22b --TP 8": "did you mean --tp?",
     "memory 22b --zzzz": "`memcalc memory --help` lists all",
-    "layer 22b --budget 80GB": "`memcalc memory`, `memcalc recompute` have it",
+    "layer 22b --budget 80GB": "`memcalc memory`, `memcalc recompute`, `memcalc trace` have it",
     "flops 22b --quiet": "no option --quiet; progress and warnings are on stderr",
     "plot -o x.png memory 22b": "KIND comes first: memcalc plot KIND [MODEL] -o FILE",
     "gpus --fill": "no option --fill; `memcalc memory`, `memcalc recompute` have it",

@@ -19,6 +19,19 @@ QUESTIONS = {
         "backend": "text",
         "rank": "count",
     },
+    "trace memcalc.validation.step.example:make --steps 1 --budget a100": {
+        "module": "text",
+        "kind": "text",
+        "tensor": "text",
+        "op": "text",
+        "storages": "count",
+        "bytes": "bytes",
+        "peak_phase": "text",
+        "peak_bytes": "bytes",
+        "reserved_bytes": "bytes",
+        "verdict": "text",
+        "fits": "text",
+    },
     "derive 175b": {
         "layer_kind": "text",
         "tensor": "text",
@@ -49,7 +62,7 @@ def test_times_are_to_the_schema(memcalc):
     is_valid(memcalc("validate 22b --tp 1 --device cpu --time --format json").document)
 
 
-@pytest.mark.parametrize("name", ["derive", "validate"])
+@pytest.mark.parametrize("name", ["derive", "trace", "validate"])
 def test_every_example_in_help_runs(memcalc, examples, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "path" / "to"
@@ -60,6 +73,10 @@ def test_every_example_in_help_runs(memcalc, examples, tmp_path, monkeypatch, na
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "blocks.py").write_text(
         "import torch\n\ndef make():\n    return torch.nn.Linear(8, 8), torch.ones(2, 64, 8)\n"
+    )
+    (tmp_path / "my_package" / "training.py").write_text(
+        "import torch\n\ndef make():\n    model = torch.nn.Linear(8, 8)\n"
+        "    return model, torch.ones(2, 8), torch.optim.SGD(model.parameters())\n"
     )
     for line in examples(name):
         outcome = memcalc(line)

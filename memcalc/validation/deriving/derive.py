@@ -5,10 +5,7 @@ and a user's module on the symbols that the user names. The first two can be com
 ledger.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -26,8 +23,8 @@ from memcalc.validation.deriving.derivation import derive
 from memcalc.validation.deriving.derived import total
 from memcalc.validation.deriving.forms import forms, how
 from memcalc.validation.deriving.symbolic_layer import derived_layer
+from memcalc.validation.factory import factory, types, users_code
 from memcalc.validation.layers import families, hugging_face
-from memcalc.validation.measuring.valueless import error_text, warned
 from memcalc.validation.require import require, require_precision
 
 AGAINST = ("ledger",)
@@ -224,9 +221,6 @@ def derive_target(
 ) -> Report:
     """The formula of the module that ``package.module:factory`` makes. This runs its code.
 
-    What the code raises becomes a ``UsageError``. What ends the process cannot be caught: os._exit,
-    a signal, a crash of a C extension.
-
     Args:
         target: The factory, which returns a module and its inputs, and may return symbols too.
         letters: The size of each letter in these inputs, beside the factory's own symbols.
@@ -247,34 +241,17 @@ def derive_target(
 
 
 def _made(target: str) -> tuple[nn.Module, Any, Mapping[str, Any], Sequence[str]]:
-    """What a factory returns, and what it warns of. It may import from the working directory."""
-    place, _, name = target.partition(":")
-    sys.path.insert(0, "")
-    try:
-        with redirect_stdout(sys.stderr), warned() as told:  # stdout is for the answer
-            made = getattr(import_module(place), name)()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever the user's own code raises
-        raise UsageError(f"{target} failed: {error_text(error)}") from error
-    finally:
-        with suppress(ValueError):
-            sys.path.remove("")
+    """What a factory returns, and what it warns of."""
+    with users_code(target) as told:
+        made = factory(target)()
     if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
         module, inputs, letters = made if len(made) == 3 else (*made, {})
         if isinstance(letters, Mapping):
             return module, inputs, letters, told
     raise UsageError(
         f"{target} must return (module, inputs) or (module, inputs, symbols), where symbols is a "
-        f"mapping; it returned {_types(made)}"
+        f"mapping; it returned {types(made)}"
     )
-
-
-def _types(made: Any) -> str:
-    """The type of an object; for a tuple, the types of its first items."""
-    if not isinstance(made, tuple):
-        return type(made).__name__
-    return ", ".join(type(each).__name__ for each in made[:4]) or "nothing"
 
 
 def _require_against(against: str | None) -> None:

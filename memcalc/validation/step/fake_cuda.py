@@ -37,7 +37,7 @@ class FakeCuda:
     True, and what depends on values has its largest size.
 
     Args:
-        gpu: The GPU whose kernels run: a name of ``memcalc gpus``.
+        gpu: The GPU to choose kernels for: a name of ``memcalc gpus``.
         attention: The kernel of scaled_dot_product_attention, one of ``attention.KERNELS``; by
             default the one that PyTorch chooses.
 

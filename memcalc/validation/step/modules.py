@@ -25,7 +25,7 @@ class Modules:
     """Names of the modules that run.
 
     Attributes:
-        names: The name of every known module; another one has the name of what calls it.
+        names: The name of every known module; an unknown one has the name of what calls it.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,10 @@ class Modules:
         self._path: list[str] = []
 
     def know(self, model: nn.Module) -> None:
-        """Learn the names of a model's modules."""
-        self.names |= {module: name or ROOT for name, module in model.named_modules()}
+        """Learn the names of a model's modules; those of further models begin with its class."""
+        prefix = f"{type(model).__name__}." if self.names and model not in self.names else ""
+        for name, module in model.named_modules():
+            self.names.setdefault(module, (prefix + name).rstrip(".") or ROOT)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -46,6 +48,11 @@ class Modules:
             yield
 
     @property
+    def depth(self) -> int:
+        """How many modules run within one another."""
+        return len(self._path)
+
+    @property
     def current(self) -> str:
         """The module that runs; empty outside of all modules."""
         if self._path:
@@ -54,6 +61,8 @@ class Modules:
         return "" if node is None else node.metadata.get(KEY, "")
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if not self._path and module not in self.names:
+            self.know(module)
         outer = self._path[-1] if self._path else ""
         _name(inputs, outer)
         self._path.append(self.names.get(module, outer))

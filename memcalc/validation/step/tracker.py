@@ -41,6 +41,7 @@ class Tracker(TorchDispatchMode):
     Attributes:
         log: Births and deaths, in order.
         allocated: Bytes that are alive, each storage rounded as the allocator does.
+        last: The module and the operation that ran last.
 
     >>> with Tracker("cpu") as tracker:
     ...     model = torch.nn.Linear(256, 256)
@@ -61,10 +62,12 @@ class Tracker(TorchDispatchMode):
         self._alive: dict[int, Storage] = {}  # by the storage's address
         self._phase = SETUP
         self._forward_ends: list[int] = []
-        self._watched: list[tuple[nn.Module, tuple[Optimizer, ...]]] = []
+        self._models: list[nn.Module] = []
+        self._optimizers: list[Optimizer] = []
         self._modules = Modules()
         self._handles: set[tuple[int, int]] = set()  # of cuBLAS
         self._asleep = False
+        self.last: tuple[str, Any] = "", None
 
     def __enter__(self) -> "Tracker":
         uses_of_unshared(self.device)
@@ -80,15 +83,26 @@ class Tracker(TorchDispatchMode):
         super().__exit__(*exception)
         self._stack.close()
 
-    def watch(self, model: nn.Module, *optimizers: Optimizer) -> None:
-        """Tell the weights, gradients, buffers and states of a model from other storages."""
-        self._watched.append((model, optimizers))
-        self._modules.know(model)
+    def watch(self, *watched: nn.Module | Optimizer) -> None:
+        """Tell weights, gradients, buffers and states from other storages.
+
+        Args:
+            watched: Models and optimizers. A part of a model that is watched is watched already.
+        """
+        for each in watched:
+            if isinstance(each, nn.Module):
+                if not any(each is part for model in self._models for part in model.modules()):
+                    self._models.append(each)
+                    self._modules.know(each)
+            elif each not in self._optimizers:
+                self._optimizers.append(each)
         self._name_watched()
 
     def phase(self, name: str) -> None:
-        """Begin a phase. What is alive at the end of a forward phase is saved for backward."""
+        """Begin a phase, if it is another. What is alive at the end of a forward phase is saved."""
         self._name_watched()
+        if name == self._phase:
+            return
         if self._phase.startswith(FORWARD):
             self._forward_ends.append(len(self.log))
         self._phase = name
@@ -103,14 +117,25 @@ class Tracker(TorchDispatchMode):
             self.log.append(Event("empty_cache"))
         self.log.append(Event("reset_peaks"))
 
-    def peak(self, rounded: bool = True) -> Peak:
+    @property
+    def current(self) -> str:
+        """The phase."""
+        return self._phase
+
+    @property
+    def depth(self) -> int:
+        """How many modules run within one another."""
+        return self._modules.depth
+
+    def peak(self, rounded: bool = True, until: int | None = None) -> Peak:
         """The first moment, since peaks were last reset, at which most bytes are allocated.
 
         Args:
             rounded: Whether each storage counts as the allocator rounds it.
+            until: The number of events in the log to consider; by default all.
         """
         now = most = at = 0
-        for number, event in enumerate(self.log):
+        for number, event in enumerate(self.log[:until]):
             if event.storage is not None:
                 size = event.storage.rounded if rounded else event.storage.bytes
                 now += size if event.what == "birth" else -size
@@ -167,6 +192,7 @@ class Tracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(each is not FakeTensor and hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented  # a DTensor, whose local operations come here afterwards
+        self.last = self._modules.current, func
         if self._asleep:
             return func(*args, **kwargs)
         if adds_in_place(func, args, self.device):
@@ -269,18 +295,19 @@ class Tracker(TorchDispatchMode):
         return unseen
 
     def _name_watched(self) -> None:
-        """Set the kind and the name of the storages of watched models."""
-        for model, optimizers in self._watched:
+        """Set the kind and the name of the storages of watched models and optimizers."""
+        names: dict[int, str] = {}
+        for model in self._models:
             for name, parameter in model.named_parameters():
+                names[id(parameter)] = name
                 self._name(parameter, "weights", name)
                 self._name(parameter.grad, "gradients", name)
             for name, buffer in model.named_buffers():
                 self._name(buffer, "buffers", name)
-            names = {id(each): name for name, each in model.named_parameters()}
-            for optimizer in optimizers:
-                for owner, states in optimizer.state.items():
-                    for name, state in states.items():
-                        self._name(state, "optimizer", f"{names.get(id(owner), '')} {name}".strip())
+        for optimizer in self._optimizers:
+            for owner, states in optimizer.state.items():
+                for name, state in states.items():
+                    self._name(state, "optimizer", f"{names.get(id(owner), '')} {name}".strip())
 
     def _name(self, tensor: Any, kind: str, name: str) -> None:
         if not isinstance(tensor, Tensor):
