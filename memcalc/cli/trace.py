@@ -34,7 +34,8 @@ MOST_STEPS = 100
     metavar="NAME",
     common=True,
     shell_complete=complete_gpus,
-    help="GPU to choose kernels for: a name from `memcalc gpus`.  [default: a100, without a verdict]",
+    help="GPU to choose kernels for: a name from `memcalc gpus`.  "
+    "[default: a100, without a verdict]",
 )
 @budget(
     help="Memory of the GPU: 80GB, 80GiB, h100. Exit with status 1 if the steps do not fit.  "
