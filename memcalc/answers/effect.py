@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from memcalc.config.implementation import IMPLEMENTATIONS
+from memcalc.config.implementation import CROSS_ENTROPIES, IMPLEMENTATIONS
 from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
 from memcalc.config.recompute import policy
@@ -22,6 +22,8 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
     dense = f"on {model.name}, which has no experts" if model.experts is None else ""
     kernels = run.implementation
     usual = IMPLEMENTATIONS.get(kernels.name, kernels).expert_products
+    loss = kernels.cross_entropy
+    no_logits = "" if CROSS_ENTROPIES[loss].makes_logits else f"with --cross-entropy {loss}"
     said = {
         "--sp": (parallel.sp, parallel.tp == 1 and "with --tp 1"),
         f"--schedule {parallel.schedule}": (
@@ -48,6 +50,7 @@ def without_effect(model: Model, parallel: Parallel, run: Run) -> list[str]:
             dense or (parallel.ep == 1 and "with --ep 1, where each rank has all experts"),
         ),
         f"--expert-products {kernels.expert_products}": (kernels.expert_products != usual, dense),
+        "--holds-logits": (kernels.holds_logits, no_logits),
     }
     lines = [f"{what} has no effect {why}" for what, (there, why) in said.items() if there and why]
     idle = sorted(nothing_frozen(model, run).items())

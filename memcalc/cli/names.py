@@ -82,7 +82,6 @@ SPELLINGS = {
     # a name that says the form of the step too is not one word of an option
     **{name: key for name, key in NAMES.items() if not name.endswith("_fused")},
     "fsdp": "fsdp2",
-    "liger": "chunked",
     "zbv": "zb-v",
     "zbh1": "zb-h1",
     "zbh2": "zb-h2",

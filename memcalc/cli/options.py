@@ -399,7 +399,7 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             type=Word(CROSS_ENTROPIES),
             metavar="KIND",
             help="How the loss is computed: unfused, native (Megatron-core), te (Transformer "
-            "Engine); torch (of an fp32 copy of the logits), torch-16bit, torch-fp32, "
+            "Engine); torch (of an fp32 copy of the logits), torch-16bit, torch-fp32, compiled, "
             "loss-parallel (PyTorch); torchtune-chunked, litgpt, chunked-recomputed; liger, "
             "liger-linear (or chunked), cut.  [default: unfused; torch for torch and "
             "transformers-*, torch-16bit for bert, t5 and vit models]",

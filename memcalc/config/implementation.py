@@ -88,6 +88,11 @@ CROSS_ENTROPIES = {
         f"{_LOSSES}returned_fp32",
         "torchtune modules/transformer.py: self.output(h).float()",
     ),
+    "compiled": CrossEntropy(
+        "torch, compiled: no fp32 copy of the logits is written",
+        f"{_LOSSES}compiled",
+        "torchtitan components/loss.py: torch.compile(self.fn)",
+    ),
     "loss-parallel": CrossEntropy(
         "PyTorch's, over a vocabulary that tensor-parallel ranks shard",
         f"{_LOSSES}loss_parallel",

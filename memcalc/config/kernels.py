@@ -51,9 +51,14 @@ def chosen(said: Mapping[str, Any], family: str | None = None) -> Implementation
 def _with_loss(
     kernels: Implementation, family: str | None, said: Mapping[str, Any]
 ) -> Implementation:
-    """The loss of the family's class in transformers; no logits held where its loop drops them."""
+    """The loss of the family's class in transformers; no logits held where its loop drops them.
+
+    Modules that DTensor shards have its parallel loss, as torchtitan's have.
+    """
     if kernels.maker.whole_models and family in FAMILIES:
         kernels = replace(kernels, cross_entropy=FAMILIES[family].cross_entropy)
+    elif kernels.maker.dtensor and said.get("tp", 1) != 1:
+        kernels = replace(kernels, cross_entropy="loss-parallel")
     loss = CROSS_ENTROPIES.get(str(said.get("cross_entropy", kernels.cross_entropy)))
     kept = loss is None or (loss.makes_logits and not loss.dropped)
     return replace(kernels, holds_logits=kernels.holds_logits and kept)

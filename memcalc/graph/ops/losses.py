@@ -23,6 +23,7 @@ from memcalc.graph.ops.products import COLUMN, LINEAR, linear, quantized
 from memcalc.graph.ops.sources import (
     CUT_CE,
     DTENSOR_CE,
+    INDUCTOR_CE,
     KORTHIKANTI_ENDS,
     LIGER_CE,
     LIGER_LINEAR_CE,
@@ -179,6 +180,23 @@ def _saved_by_nll(name: str, log_probabilities: Tensor, source: str) -> tuple[Sa
         Save(target, "target of each token, int64", source, small=True),
         Save(weight, "weight of all targets", source, small=True),
     )
+
+
+def compiled(g: Graph, x: Tensor, head: Head) -> Tensor:
+    """``upcast``, compiled: no fp32 tensor of the logits' size is written.
+
+    Saves the logits, each token's maximum and sum (fp32) and its target (int64).
+    """
+    logits = _logits(g, x, head, whole=True)
+    out = Tensor("loss_output", (), 4)
+    sums = Tensor("loss_sums", (*logits.axes[:2], Axis.whole("2", 2)), 4)
+    saves = (
+        Save(logits, "logits: the gradient is computed from them", INDUCTOR_CE),
+        Save(sums, "maximum and sum of each token, fp32", INDUCTOR_CE, small=True),
+        Save(_target("loss", logits), "target of each token, int64", INDUCTOR_CE, small=True),
+    )
+    g.record("loss", CROSS_ENTROPY, (logits,), (out,), saves=saves)
+    return out
 
 
 def loss_parallel(g: Graph, x: Tensor, head: Head) -> Tensor:
@@ -392,7 +410,9 @@ def _target(name: str, logits: Tensor) -> Tensor:
 
 def _logits_of_chunk(g: Graph, chunk: Tensor, head: Head, number: int) -> Tensor:
     """The same of a chunk of tokens, counted from 0; all chunks have one weight."""
-    weights = _weights(g, head._replace(shared=head.shared or number > 0), chunk.axes[2])
+    weights = _weights(g, head, chunk.axes[2])
+    if number > 0:
+        weights = [weight._replace(shared=True) for weight in weights]
     axes = (*chunk.axes[:2], g.mesh.tensor(head.vocabulary))
     logits = Tensor(f"logits_{number}", axes, chunk.dtype_bytes)
     reason = "input: needed for the weight gradient"

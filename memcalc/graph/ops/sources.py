@@ -13,6 +13,10 @@ TORCH_CE = "PyTorch derivatives.yaml: _log_softmax (result), nll_loss_forward (s
 DTENSOR_CE = (
     "PyTorch distributed/tensor/parallel/loss.py: _log_softmax, _nll_loss_and_log_softmax_backward"
 )
+INDUCTOR_CE = (
+    "PyTorch _functorch/partitioners.py: min_cut_rematerialization_partition; "
+    "_inductor/fx_passes/post_grad.py: scatter_upon_const_tensor"
+)
 LIGER_CE = "Liger-Kernel ops/cross_entropy.py: cross_entropy_forward"
 LIGER_LINEAR_CE = (
     "Liger-Kernel ops/fused_linear_cross_entropy.py: fused_linear_cross_entropy_forward"
