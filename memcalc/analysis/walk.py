@@ -263,6 +263,7 @@ class _Backward(_Walk):
         waiting: Tensors whose gradients wait for that pass.
         made: The weight gradients that stay.
         shards: The shard of each tensor whose gradient is kept as one.
+        over: Tensors that the caller refers to, over which their gradients are written.
         sums: The weight gradients to which those of operations before are added.
     """
 
@@ -283,6 +284,7 @@ class _Backward(_Walk):
         self.made: dict[Hashable, tuple[str, Size]] = {}
         self.shards: dict[Tensor, Tensor] = {}
         self.sums: dict[Hashable, tuple[str, Size]] = {}
+        self.over: set[Tensor] = set()
         self._uses = Counter(weight.name for op in graph.ops for weight in op.weights)
         self._done: Counter[str] = Counter()
         # whose backward is the last that needs a tensor; None of what the caller refers to
@@ -297,7 +299,7 @@ class _Backward(_Walk):
             tensor: (kind, tensor.bytes) for tensor, kind in self.held.items()
         }
         owners = {owner for _, owner in self.returned if owner is not None}
-        owners |= self.waiting.union(self.gradients.values())
+        owners |= self.waiting.union(self.gradients.values()) - self.over
         found |= {(owner, "gradient"): (WORKING, owner.bytes) for owner in owners}
         found |= {(t, "returned"): (WORKING, t.bytes) for t, _ in self.returned}
         return found | self.made | self.sums
@@ -331,6 +333,8 @@ class _Backward(_Walk):
             wanted[key] = WEIGHT, self._gradient(weight)
         wanted[op.name, "scratch"] = WORKING, op.scratch.backward
         yield from self.now(op.name, wanted)
+        if op.in_place:
+            self.over |= {tensor for tensor in new if self._last.get(tensor, op) is None}
         owner = self.gradients.get(op.outputs[0]) if passes and op.outputs else None
         self.gradients.update({tensor: owner or tensor for tensor in new})
         for tensor in op.outputs:
