@@ -14,7 +14,7 @@ from memcalc.analysis.headroom import VERDICTS, Headroom, headroom
 from memcalc.analysis.parts import CERTAINTIES, GROUPS, Part
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.states import moments, recipe
-from memcalc.answers.notes import batch_note, notes, recomputation, whole_setting
+from memcalc.answers.notes import batch_note, loss_note, notes, recomputation, whole_setting
 from memcalc.answers.warnings import of_gpu
 from memcalc.config import Config
 from memcalc.config.gpus import budget as size_of
@@ -127,7 +127,7 @@ def memory(
     room = _limit(budget) or _capacity(config)
     beyond = headroom(config, margin)
     held = device(config)
-    lines = [*notes(config, "exact"), *_setting_notes(config, explain)]
+    lines = [*notes(config, "exact"), *loss_note(config), *_setting_notes(config, explain)]
     if budget is not None and is_gpu(budget):
         run = replace(config.run, gpu=budget)  # refuses fp8 where the GPU has none
         lines += (f"warning: {line}" for line in of_gpu(gpu(budget), run.precision))

@@ -6,6 +6,7 @@ from memcalc.answers.warnings import warnings
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.gpus import gpu
+from memcalc.config.implementation import CROSS_ENTROPIES
 from memcalc.config.recompute import METHODS, POLICIES
 from memcalc.graph.graph import OF_ATTENTION
 from memcalc.units import counted, format_bytes
@@ -16,14 +17,18 @@ MASKED = (
 )
 
 
+OF_LOSS = "holds_logits"  # an assumption that only answers with a loss show
+
+
 def notes(config: Config, accounting: str | None = None) -> tuple[str, ...]:
     """Implementation and accounting, assumptions, and every warning."""
     kernels = config.run.implementation
     lines = [f"implementation: {kernels.name} ({kernels.attention} attention; {kernels.source})"]
     if accounting is not None:
         lines.append(f"accounting: {accounting} ({ACCOUNTINGS[accounting]})")
-    if config.assumed:
-        lines.append(f"assumed: {', '.join(each.words for each in config.assumed)}")
+    assumed = [each.words for each in config.assumed if each.setting != OF_LOSS]
+    if assumed:
+        lines.append(f"assumed: {', '.join(assumed)}")
     lines += _of_spread(config)
     lines += method_note(config)
     if config.run.policy == POLICIES["selective"]:
@@ -228,6 +233,20 @@ def attention_kernels(config: Config) -> set[str]:
     """
     graphs = [layer_graph(config, kind=kind) for kind in kinds(config)]
     return {op.kind.name for graph in graphs for op in graph.ops if op.kind.gemm == OF_ATTENTION}
+
+
+def loss_note(config: Config) -> tuple[str, ...]:
+    """How the loss is computed, where not as Megatron-LM does.
+
+    >>> from memcalc.config import load
+    >>> loss_note(load("t5-11b", implementation="transformers-sdpa", holds_logits=False))
+    ("loss: torch-16bit (PyTorch's log_softmax and nll_loss of the logits in their own dtype)",)
+    """
+    word = config.run.implementation.cross_entropy
+    if word == "unfused":
+        return ()
+    held = [f"; assumed: {each.words}" for each in config.assumed if each.setting == OF_LOSS]
+    return (f"loss: {word} ({CROSS_ENTROPIES[word].summary}){''.join(held)}",)
 
 
 def batch_note(config: Config) -> str:

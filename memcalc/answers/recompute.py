@@ -14,7 +14,7 @@ from memcalc.analysis.device import device
 from memcalc.analysis.headroom import headroom
 from memcalc.analysis.stages import chunks
 from memcalc.answers.memory import Room, room_of
-from memcalc.answers.notes import attention_kernels, flash_note, notes, setting
+from memcalc.answers.notes import attention_kernels, flash_note, loss_note, notes, setting
 from memcalc.blocks.layer import kinds, layer_graph
 from memcalc.config import Config
 from memcalc.config.recompute import MEGATRON_MODULES, POLICIES, REGIONS, Policy
@@ -82,6 +82,7 @@ def recompute(
         symbols.values(config),
         (
             *dict.fromkeys((*notes(config, accounting), *flash_note(config))),
+            *loss_note(config),
             "bytes are per rank; FLOPs, also of the last column, are of GEMMs, per micro-batch, "
             "over all ranks",
             "early stop: recomputation ends at the last tensor that backward needs "

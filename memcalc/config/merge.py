@@ -25,8 +25,8 @@ REPLACED = {
     "zero": ("distributed_optimizer", "shard_copies"),
 }
 HELD = (
-    "logits held until backward is over, as by out = model(...); out.loss.backward() (else "
-    "--no-holds-logits)"
+    "logits held until backward is over, as in out = model(...); out.loss.backward() (set "
+    "--no-holds-logits for a loop that drops them)"
 )
 OF_A_SPLIT = ("first_stage_layers", "last_stage_layers", "layout")  # for one pp and vpp only
 

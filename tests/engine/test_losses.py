@@ -251,6 +251,16 @@ class TestHeldLogits:
         assert said in memcalc(f"{line} --holds-logits").out
         assert said not in memcalc(f"{line} --no-holds-logits").out
 
+    def test_answers_with_a_loss_say_how_it_is_computed_and_what_is_assumed(self, memcalc):
+        line = "llama-3.2-1b --implementation torch -s 1024 --format json"
+        summary = CROSS_ENTROPIES["torch"].summary
+        for command in ("memory", "recompute", "layer"):
+            notes = " ".join(memcalc(f"{command} {line}").document["notes"])
+            assert (f"loss: torch ({summary}); assumed: {self.NOTE}" in notes) == (
+                command != "layer"
+            )
+            assert (self.NOTE in notes) == (command != "layer")
+
     def test_a_file_says_so_too(self, tmp_path):
         content = {"memcalc": 1, "run": {**self.RUN, "holds_logits": False}}
         (tmp_path / "run.json").write_text(json.dumps(content))
