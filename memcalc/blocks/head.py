@@ -9,6 +9,7 @@ from memcalc.config import Config
 from memcalc.graph import ops
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import Axis, Size
+from memcalc.graph.ops.losses import Head
 from memcalc.lazy import resolve
 
 PER_TOKEN = ("unfused", "native", "te")  # Megatron's losses, of which one serves classes
@@ -40,14 +41,14 @@ def head(g: Graph, x: Tensor, m: Spec) -> Tensor:
             )
             x = norm(g, "transform_norm", ops.gelu(g, "transform_gelu", x), m)
         x = ops.enter_tensor_parallel(g, "head_enter", x, m.kernels.keeps_gathered)
-        output = ops.Head(
+        output = Head(
             m.vocabulary(),
             bias=m.model.head_bias,
             shared=m.model.tied_embeddings,
             capped=m.model.final_softcap is not None,
             returns=m.kernels.holds_logits,
         )
-        loss: Callable[[Graph, Tensor, ops.Head], Tensor] = resolve(m.kernels.loss)
+        loss: Callable[[Graph, Tensor, Head], Tensor] = resolve(m.kernels.loss)
         return loss(g, x, output)
 
 

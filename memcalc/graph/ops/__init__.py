@@ -61,7 +61,6 @@ from memcalc.graph.ops.ends import (
 )
 from memcalc.graph.ops.experts import combine, dispatch, grouped_linear, router
 from memcalc.graph.ops.losses import (
-    Head,
     cross_entropy,
     gather_vocabulary,
     log_softmax,
@@ -94,7 +93,6 @@ __all__ = [
     "COLUMN",
     "REPLICATED",
     "ROW",
-    "Head",
     "add",
     "all_gather",
     "all_reduce",

@@ -148,8 +148,8 @@ def returned_fp32(g: Graph, x: Tensor, head: Head) -> Tensor:
 def cross_entropy(g: Graph, name: str, logits: Tensor, holds: tuple[Tensor, ...] = ()) -> Tensor:
     """Logits (s, b, v) -> their mean loss: PyTorch's log_softmax, then nll_loss.
 
-    The function refers to its logits until the loss is computed; ``holds`` are tensors that its
-    callers refer to.
+    Saves what these save. The function refers to its logits until the loss is computed; ``holds``
+    are tensors that its callers refer to.
     """
     log_probabilities = log_softmax(g, f"{name}_log_softmax", logits)
     return nll_loss(g, name, log_probabilities, (*holds, logits))
