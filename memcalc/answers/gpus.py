@@ -7,7 +7,8 @@ from memcalc.units import format_bytes
 COLUMNS = (
     Column("name", "text"),
     Column("aliases", "text"),
-    Column("memory_bytes", "bytes"),
+    Column("memory_bytes", "bytes", detail=1),
+    Column("usable_bytes", "bytes"),
     Column("bf16_flops", "flops", title="bf16 {unit}/s", optional=True),
     Column("fp16_flops", "flops", title="fp16 {unit}/s", optional=True),
     Column("fp8_flops", "flops", title="fp8 {unit}/s", optional=True),
@@ -32,6 +33,7 @@ COLUMNS = (
     Column("l2_bytes", "bytes", detail=True, optional=True),
     Column("source", "text", detail=True),
     Column("memory_source", "text", detail=True),
+    Column("usable_source", "text", detail=True),
     Column("chip_source", "text", detail=True),
 )
 
@@ -58,6 +60,7 @@ def gpus(name: str | None = None) -> Report:
                 each.name,
                 ", ".join(catalog.aliases(each)),
                 each.memory_bytes,
+                each.usable_bytes,
                 each.peaks["bf16"],
                 each.peaks["fp16"],
                 each.fp8_flops,
@@ -70,6 +73,7 @@ def gpus(name: str | None = None) -> Report:
                 each.l2_bytes,
                 each.source,
                 each.memory_source,
+                each.usable_source,
                 each.chip_source,
             )
             for each in found
@@ -78,7 +82,8 @@ def gpus(name: str | None = None) -> Report:
         (
             "name: the names that PyTorch and nvidia-smi print, such as 'NVIDIA A100-SXM4-80GB', "
             "are accepted too",
-            "memory: as reported by the driver",
+            "memory: as reported by the driver (nvidia-smi); usable: what a process gets "
+            "(total_memory in PyTorch), with which verdicts compare",
             "FLOP/s: dense peak on tensor cores, in the column fp32 without them",
             "-: not supported by the GPU, or not in the sources of this catalog",
             "mi250x: one of its two dies, because PyTorch sees each die as a GPU",

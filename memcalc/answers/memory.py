@@ -41,7 +41,13 @@ STAGES: tuple[Column, ...] = (
     Column("peak_phase", "text", detail=4),
     Column("peak_bytes", "bytes"),
     Column("reserved_estimated_bytes", "bytes", detail=1, optional=True),
-    Column("capacity_bytes", "bytes", detail=5, optional=True),
+    Column(
+        "capacity_bytes",
+        "bytes",
+        detail=5,
+        optional=True,
+        description="The budget, or what a process gets of the GPU's memory.",
+    ),
     Column(
         "verdict",
         "text",
@@ -183,7 +189,7 @@ def _capacity(config: Config) -> Room | None:
     if config.run.gpu is None:
         return None
     found = gpu(config.run.gpu)
-    return Room(found.name, found.memory_bytes)
+    return Room(found.name, found.usable_bytes)
 
 
 def _worst(held: Sequence[StageMemory]) -> StageMemory:
@@ -239,10 +245,10 @@ def _smallest(
     needed = beyond.needed(peak)
     while found := smallest(needed, config.run.precision):
         on_it = _worst(device(config.on_gpu(found.name))).peak.bytes  # with its workspaces
-        if beyond.needed(on_it) <= found.memory_bytes:
-            fits = f"{found.name} ({size(found.memory_bytes)})"
+        if beyond.needed(on_it) <= found.usable_bytes:
+            fits = f"{found.name} ({size(found.usable_bytes)})"
             return f"{line}the smallest NVIDIA GPU with {config.run.precision} that fits is {fits}"
-        needed = found.memory_bytes + 1
+        needed = found.usable_bytes + 1
     return f"{line}no NVIDIA GPU of the catalog with {config.run.precision} holds that"
 
 

@@ -7,7 +7,12 @@ from typing import NamedTuple
 from memcalc import resources
 from memcalc.config import fields
 from memcalc.errors import ConfigError, nearest
-from memcalc.units import parse_bytes
+from memcalc.units import MIB, parse_bytes
+
+# What NVIDIA's driver keeps of the memory that nvidia-smi reports: the median of eleven GPUs of the
+# catalog, between 0.26 GiB (v100-32gb) and 0.75 GiB (a100-80gb).
+DRIVER_BYTES = 512 * MIB
+ESTIMATED = "estimated: 0.5 GiB less than nvidia-smi reports, the median of eleven GPUs"
 
 # Words of a driver's name for a GPU that do not tell GPUs apart.
 _IGNORED = re.compile(
@@ -21,6 +26,7 @@ class Gpu(NamedTuple):
     Attributes:
         name: Its name in the catalog.
         memory_bytes: Its memory, as its driver reports it.
+        usable_bytes: What a process gets of it: ``total_memory`` in PyTorch.
         capability: Its CUDA compute capability, times 10; None if it is not NVIDIA's.
         peaks: Dense tensor-core FLOP/s, by the dtype of activations.
         fp8_flops: Dense tensor-core FLOP/s in fp8.
@@ -33,11 +39,13 @@ class Gpu(NamedTuple):
         l2_bytes: L2 cache.
         source: Where tensor-core peaks and bandwidths were seen.
         memory_source: Which tool reported the memory, and where that was seen.
+        usable_source: Where the usable bytes were seen, or that they are estimated.
         chip_source: Where the fp32 peak, SMs, their memories and L2 were seen.
     """
 
     name: str
     memory_bytes: int
+    usable_bytes: int
     capability: int | None
     peaks: dict[str, int | None]
     fp8_flops: int | None
@@ -50,6 +58,7 @@ class Gpu(NamedTuple):
     l2_bytes: int | None
     source: str
     memory_source: str
+    usable_source: str
     chip_source: str
 
 
@@ -81,9 +90,9 @@ def is_gpu(name: str) -> bool:
 
 
 def budget(text: str) -> int:
-    """The bytes of a size, or the memory of a GPU by its name.
+    """The bytes of a size, or the usable memory of a GPU by its name.
 
-    >>> budget("80GB"), budget("80GiB"), budget("h100") == gpu("h100").memory_bytes
+    >>> budget("80GB"), budget("80GiB"), budget("h100") == gpu("h100").usable_bytes
     (80000000000, 85899345920, True)
 
     Raises:
@@ -99,11 +108,11 @@ def budget(text: str) -> int:
             "GPU; "
             + ("`memcalc gpus` lists all" if re.match(r"[-+.]?[0-9]", text) else _hint(text))
         )
-    return found.memory_bytes
+    return found.usable_bytes
 
 
 def smallest(size: int, precision: str = "fp16") -> Gpu | None:
-    """The GPU with the least memory that holds so many bytes, or None.
+    """The GPU with the least usable memory that holds so many bytes, or None.
 
     Its tensor cores must support the precision; for fp32, any tensor cores will do.
 
@@ -120,9 +129,9 @@ def smallest(size: int, precision: str = "fp16") -> Gpu | None:
     found = [
         each
         for each in gpus()
-        if each.capability and each.peaks[kind] and each.memory_bytes >= size
+        if each.capability and each.peaks[kind] and each.usable_bytes >= size
     ]
-    return min(found, key=lambda each: each.memory_bytes, default=None)
+    return min(found, key=lambda each: each.usable_bytes, default=None)
 
 
 def gpus() -> list[Gpu]:
@@ -168,9 +177,11 @@ def _by_name() -> dict[str, Gpu]:
     known = {}
     for row in resources.rows("gpus.csv"):
         numbers = {key: int(value) for key, value in row.items() if value.isdecimal()}
+        kept = DRIVER_BYTES if "capability" in numbers else 0
         found = Gpu(
             row["name"],
             numbers["memory_bytes"],
+            numbers.get("usable_bytes", numbers["memory_bytes"] - kept),
             numbers.get("capability"),
             {name: numbers.get(f"{name}_flops") for name in ("bf16", "fp16", "fp8")},
             numbers.get("fp8_flops"),
@@ -183,6 +194,7 @@ def _by_name() -> dict[str, Gpu]:
             numbers.get("l2_bytes"),
             row["source"],
             row["memory_source"],
+            row["usable_source"] or (ESTIMATED if kept else "as memory_bytes"),
             row["chip_source"],
         )
         for name in (row["name"], *row["aliases"].split()):

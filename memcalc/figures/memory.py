@@ -37,7 +37,7 @@ def draw(config: Config) -> Figure:
     room = None if config.run.gpu is None else gpu(config.run.gpu)
     beyond = headroom(config)
     totals = [beyond.needed(stage.peak.bytes) for stage in held]
-    unit, scale = common_scale("bytes", [*totals, room.memory_bytes if room else 0])
+    unit, scale = common_scale("bytes", [*totals, room.usable_bytes if room else 0])
     groups = [by_group(stage.peak) for stage in held]
     bars = [
         BarPart(group, color, hatch, [sizes[group] / scale for sizes in groups])
@@ -55,10 +55,10 @@ def draw(config: Config) -> Figure:
     tops = style.stack(axes, bars)
     style.limits(axes, [stage.peak.bytes / scale for stage in held], "allocated at the peak")
     if room is not None:
-        size = room.memory_bytes / scale
+        size = room.usable_bytes / scale
         label = f"{room.name}: {size:,.4g} {unit}"
         axes.axhline(size, color="black", linestyle="--", linewidth=1, label=label)
-    axes.set_ylim(0, 1.1 * max([*tops, *([room.memory_bytes / scale] if room else [])]))
+    axes.set_ylim(0, 1.1 * max([*tops, *([room.usable_bytes / scale] if room else [])]))
     if len(held) <= MOST_LABELS:
         _totals(axes, tops)
     style.stage_axis(axes, len(held))

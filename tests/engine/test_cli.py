@@ -131,6 +131,7 @@ QUESTIONS = {
         "name": "text",
         "aliases": "text",
         "memory_bytes": "bytes",
+        "usable_bytes": "bytes",
         "bf16_flops": "flops",
         "fp16_flops": "flops",
         "fp8_flops": "flops",
@@ -143,6 +144,7 @@ QUESTIONS = {
         "l2_bytes": "bytes",
         "source": "text",
         "memory_source": "text",
+        "usable_source": "text",
         "chip_source": "text",
     },
     "rnn --cell lstm --gpu all": {

@@ -211,9 +211,9 @@ class TestFits:
         outcome = memcalc("memory 22b --gpu v100 --format json")
         (row,) = rows(outcome)
         assert (row["verdict"], row["fits"]) == ("does_not_fit", False)
-        assert row["capacity_bytes"] == gpu("v100").memory_bytes
+        assert row["capacity_bytes"] == gpu("v100").usable_bytes
         first = outcome.document["notes"][0]
-        assert first.startswith("does not fit v100-32gb (32 GiB): ")
+        assert first.startswith("does not fit v100-32gb (31.74 GiB): ")
         assert " short at the peak (stage 0, " in first
         assert "; largest part: " in first
         (large,) = rows(memcalc("memory 22b --sp --recompute selective --format json"))
@@ -235,7 +235,7 @@ class TestFits:
         first = outcome.document["notes"][0]
         name = first.partition("the smallest NVIDIA GPU with bf16 that fits is ")[2].split()[0]
         assert rows(memcalc(f"memory llama-3-8b -s 4096 --gpu {name} --format json"))[0]["fits"]
-        smaller = [g for g in gpus() if g.memory_bytes < gpu(name).memory_bytes and g.capability]
+        smaller = [g for g in gpus() if g.usable_bytes < gpu(name).usable_bytes and g.capability]
         assert smaller
         for each in smaller:
             line = f"memory llama-3-8b -s 4096 --gpu {each.name} --format json"
@@ -340,7 +340,7 @@ class TestFill:
     )
     def test_as_many_as_fit_and_no_more(self, model, settings):
         config = load(model, **settings)
-        room = gpu("a100").memory_bytes
+        room = gpu("a100").usable_bytes
         for held in device(config):
             free = room - held.peak.bytes
             kept = fill(config, held.stage, free)
@@ -440,7 +440,7 @@ class TestFigures:
         assert marked == pytest.approx(allocated)
         labels = [text.get_text() for text in axes.get_legend().get_texts()]
         assert "activations" in labels
-        assert "a100-80gb: 80 GiB" in labels
+        assert "a100-80gb: 79.25 GiB" in labels
         assert "peak phase: backward (stages 0-7)" in axes.get_xlabel()
 
     def test_an_accounting_is_refused_where_every_byte_is_counted(self):

@@ -116,12 +116,12 @@ class FakeCuda:
             name=self.gpu.name,
             major=major,
             minor=minor,
-            total_memory=self.gpu.memory_bytes,
+            total_memory=self.gpu.usable_bytes,
             multi_processor_count=self.gpu.sms or 1,
             warp_size=32,
             shared_memory_per_block_optin=(self.gpu.shared_bytes or 0) - 1024,
         )
-        memory = self.gpu.memory_bytes
+        memory = self.gpu.usable_bytes
 
         def bf16(including_emulation: bool = True) -> bool:
             return including_emulation or self.capability >= AMPERE
