@@ -14,7 +14,7 @@ from memcalc.config.parallel import Parallel
 from memcalc.config.run import Run
 from memcalc.config.source import PARALLEL_SETTINGS, RUN_SETTINGS, SETTINGS, Source
 from memcalc.errors import ConfigError, NoLayerError, nearest
-from memcalc.frameworks import SHARDERS
+from memcalc.frameworks import FRAMEWORKS, SHARDERS
 from memcalc.frameworks.megatron import DISTRIBUTED_OPTIMIZER
 
 # Settings of sharding and of the optimizer that a newer setting replaces.
@@ -101,9 +101,8 @@ def _other_layers(model: Model, framework: str, sharder: str) -> str:
         framework: That of the model's file.
         sharder: Who shards.
     """
-    theirs = framework == "transformers" or (
-        sharder in SHARDERS and SHARDERS[sharder].framework in ("torch", "deepspeed")
-    )
+    of_file = framework in FRAMEWORKS and FRAMEWORKS[framework].whole_models
+    theirs = of_file or (sharder in SHARDERS and SHARDERS[sharder].any_model)
     if not (theirs and model.family):
         return ""
     try:

@@ -18,6 +18,7 @@ ZERO = Sharder(
     refusal="",
     pipeline_stages=(0, 1),  # runtime/pipe/engine.py: PipelineEngine asserts this
     pipeline_refusal="has no --zero {zero} with --pp: use --zero 1, or --sharder fsdp2",
+    any_model=True,
     default_stage=None,
     default_for=(2, 3),
     over_context=True,

@@ -67,6 +67,7 @@ SHARDER = Sharder(
     "fsdp2 or megatron-fsdp",
     pipeline_stages=(0, 1),
     pipeline_refusal="",
+    any_model=False,
     default_stage=None,
     default_for=(0, 1),
     over_context=True,

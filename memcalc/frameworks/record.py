@@ -84,6 +84,7 @@ class Sharder(NamedTuple):
         refusal: Why another stage is refused; ``{zero}`` stands for it.
         pipeline_stages: Those that it has under pipeline parallelism.
         pipeline_refusal: Why another stage is refused there, likewise.
+        any_model: Whether it shards other frameworks' models as they are, such as Hugging Face's.
         default_stage: The stage where none is named; None is 0.
         default_for: The stages for which it is the default.
         over_context: Whether context-parallel ranks share the shards too.
@@ -112,6 +113,7 @@ class Sharder(NamedTuple):
     refusal: str
     pipeline_stages: Collection[int]
     pipeline_refusal: str
+    any_model: bool
     default_stage: int | None
     default_for: Collection[int]
     over_context: bool

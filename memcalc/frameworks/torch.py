@@ -43,6 +43,7 @@ FSDP2 = Sharder(
     refusal="needs --zero 3, or 2 to keep weights gathered after forward, not {zero}",
     pipeline_stages=(2, 3),
     pipeline_refusal="",
+    any_model=True,
     default_stage=3,
     default_for=(),
     over_context=True,

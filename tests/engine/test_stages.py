@@ -235,7 +235,7 @@ class TestMethods:
         )
 
     def test_a_number_without_full_recomputation_is_refused(self):
-        with pytest.raises(ConfigError, match="need --recompute full"):
+        with pytest.raises(ConfigError, match="needs --recompute full"):
             load("175b", recompute="selective", recompute_layers=2)
 
     def test_another_policy_forgets_the_files_number(self):
