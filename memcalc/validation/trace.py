@@ -77,7 +77,7 @@ def trace(
     >>> from memcalc.validation.step.example import make
     >>> report = trace(make, budget="h100")
     >>> report.answer[:27], report.records()[0]["op"]
-    ('fits h100 (79.65 GiB): 76.8', '_log_softmax')
+    ('fits h100 (79.11 GiB): 76.2', '_log_softmax')
     """
     conf = AllocatorConf.parse(alloc_conf or "")
     limit = size_of(budget) if budget is not None else None
