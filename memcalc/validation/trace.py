@@ -84,7 +84,7 @@ def trace(
     known = gpu_name or (budget if budget is not None and is_gpu(budget) else None)
     name = budget if limit is not None else known and gpu(known).name
     if limit is None and known:
-        limit = gpu(known).memory_bytes
+        limit = gpu(known).usable_bytes
     traced = run(target, known or GPU, steps, workspaces)
     called = called_as(target)
     peak = traced.tracker.peak()
@@ -127,7 +127,7 @@ def _answer(need: Need, name: str | None, traced: Traced, peak: Peak, size: Size
         if found is None:
             return f"{line}no NVIDIA GPU of the catalogue holds that"
         return (
-            f"{line}the smallest NVIDIA GPU that fits is {found.name} ({size(found.memory_bytes)})"
+            f"{line}the smallest NVIDIA GPU that fits is {found.name} ({size(found.usable_bytes)})"
         )
     limit = f"{name} ({size(need.limit)})"
     if need.verdict == "fits":
