@@ -41,6 +41,11 @@ def between_steps(rank: Rank) -> list[Part]:
     return _parts(_of(rank.config.framework.between_steps, rank))
 
 
+def of_batch(rank: Rank) -> list[Part]:
+    """What stays of the last micro-batch until the next one."""
+    return _parts(_of(rank.config.run.implementation.maker.batch, rank))
+
+
 def in_a_pass(rank: Rank, phase: str) -> list[Part]:
     """What the pipeline's schedule and the data loader hold during a forward or backward pass.
 

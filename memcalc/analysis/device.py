@@ -110,6 +110,7 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
         every = [*there, *early, *parts, *blocks]
         phases.append(Phase(name, [part for part in every if part.bytes]))
     made = gradients_ if in_backward else []
+    there += buffers.of_batch(rank)
     step = [*there, *made, *buckets(rank, "step")]
     kept_ = made if config.run.keep_gradients else []
     over = [*there, *kept_, *buckets(rank, "step"), *buffers.between_steps(rank)]

@@ -23,6 +23,7 @@ from memcalc.lazy import resolve
 
 GRADIENTS = "gradients"  # the group of their parts
 EMA = "PyTorch optim/swa_utils.py: AveragedModel"
+AVERAGE = "moving average of the weights"
 TE_COPIES = "Transformer Engine module/base.py: get_weight_workspace, by rows and by columns"
 # The most weights of a rank that are laid out; all of DeepSeek-V3 on one rank has 50,000.
 MOST_WEIGHTS = 2**18
@@ -132,7 +133,7 @@ def states(rank: Rank) -> list[Part]:
     if run.ema:
         size = each.master or each.weight if sharder.own_master else each.weight
         stage = 2 if sharder.own_master else 3
-        add("moving average of the weights", "weights", stage, dict.fromkeys(held, size), EMA)
+        add(AVERAGE, "weights", stage, dict.fromkeys(held, size), EMA)
     return [part for part in found if part.bytes]
 
 

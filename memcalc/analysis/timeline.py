@@ -18,7 +18,7 @@ from memcalc.analysis.optimizer_step import form, temporary
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import EMBEDDING, HEAD, Rank
 from memcalc.analysis.schedule import FORWARD, Step, one_f_one_b
-from memcalc.analysis.states import buckets, recipe, states
+from memcalc.analysis.states import AVERAGE, buckets, recipe, states
 from memcalc.analysis.walk import WEIGHT, Event
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
@@ -121,24 +121,32 @@ def setup(rank: Rank) -> Iterator[Event]:
     for number, (_, size, alike) in enumerate(rank.weights()):
         for i in range(alike):
             yield Event("weights", ("weight", number, i), "weights", each.weight * size)
-    for part in buffers.lasting(rank):
-        yield Event("buffers", part.name, "buffers", part.bytes)
+    further = [part for part in states(rank) if part.name == AVERAGE]
+    for part in (*further, *buffers.lasting(rank)):
+        yield Event("buffers", part.name, part.group, part.bytes)
 
 
 def iteration(rank: Rank, first: bool) -> Iterator[Event]:
     """The passes of all micro-batches, the optimizer's step, and the gradients' end."""
     config = rank.config
     made: dict[Hashable, Event] = {}
+    batch = [Event(STEP, part.name, "buffers", part.bytes) for part in buffers.of_batch(rank)]
+    if not first:
+        yield from (event._replace(bytes=-event.bytes) for event in batch)
     passes = _Passes(rank, first)
     # the second micro-batch adds to the gradients of the first, and others are like the second
     for step in one_f_one_b(rank.stage, 1, min(config.microbatches, 2)):
         keeps = step.microbatch == 0 and not (config.run.keep_gradients and not first)
+        around = _around(rank, step)
+        yield from around
         for event in passes.run(step, keeps):
             if event.kind == WEIGHT and event.bytes > 0 and keeps:
                 made[event.storage] = event
             elif event.kind == WEIGHT:
                 made.pop(event.storage, None)
             yield event
+        yield from (event._replace(bytes=-event.bytes) for event in around)
+    yield from batch
     if first:
         yield from _states(rank)
     yield from _at_once(buckets(rank, "step"), STEP)
@@ -146,6 +154,13 @@ def iteration(rank: Rank, first: bool) -> Iterator[Event]:
     if not config.run.keep_gradients:
         for event in made.values():
             yield event._replace(op="zero_grad", bytes=-event.bytes)
+
+
+def _around(rank: Rank, step: Step) -> list[Event]:
+    """What the framework holds while a pass runs."""
+    way = "forward" if step.phase == FORWARD else "backward"
+    parts = buffers.in_a_pass(rank, way)
+    return [Event(PASS, (PASS, part.name), PASS, part.bytes) for part in parts]
 
 
 def _states(rank: Rank) -> Iterator[Event]:

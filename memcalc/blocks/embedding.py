@@ -29,6 +29,8 @@ def embedding(g: Graph, m: Spec, of: str = "", shared: bool = False) -> Tensor:
         if m.model.position == "relative":
             buckets = Axis.whole("buckets", m.model.relative_buckets)
             ops.relative_table(g, f"{of}relative_table", buckets, m.a, m.s)
+        if m.model.position == "rotary" and m.kernels.rotary_tables:
+            ops.rotary_tables(g, "rotary", m.s, m.latent.rotary if m.latent else m.d)
         return ops.dropout(g, f"{of}embedding_dropout", x, m.model.embedding_dropout)
 
 

@@ -192,6 +192,8 @@ class Implementation:
         transformer_engine: Whether Transformer Engine's modules make the layers, and allocate
             their workspaces.
         packs_value: Whether a rotary layer's value is a view of a packed tensor, which is kept.
+        rotary_tables: Whether cosines and sines of the positions are computed in each forward pass,
+            and kept once for all layers.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
 
     Raises:
@@ -231,6 +233,7 @@ class Implementation:
     fp32_statistics: bool = True
     transformer_engine: bool = False
     packs_value: bool = False
+    rotary_tables: bool = False
     rng_bytes: int = 0
 
     @property
@@ -326,6 +329,7 @@ IMPLEMENTATIONS = {
             keeps_gathered=True,
             weighs_outputs=True,
             own_heads=True,
+            rotary_tables=True,
             sorts_routes=True,
             copies_router=True,
             cross_entropy="torch",
@@ -345,6 +349,7 @@ IMPLEMENTATIONS = {
             weighs_outputs=True,
             own_heads=True,
             keeps_masks=True,
+            rotary_tables=True,
             sorts_routes=True,
             copies_router=True,
             cross_entropy="torch",

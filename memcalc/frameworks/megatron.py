@@ -41,6 +41,7 @@ MEGATRON = Framework(
     lasting="memcalc.frameworks.megatron:lasting",
     in_a_pass="memcalc.frameworks.megatron:in_a_pass",
     between_steps="memcalc.frameworks.megatron:between_steps",
+    batch="",
 )
 
 # What Korthikanti et al. 2022 count: activations, weights, gradients and states, and no buffers.

@@ -47,6 +47,7 @@ class Framework(NamedTuple):
             nothing.
         in_a_pass: That of what is held while a micro-batch passes.
         between_steps: That of what its pipeline schedule holds after a step.
+        batch: That of what stays of the last micro-batch until the next one.
     """
 
     title: str
@@ -71,6 +72,7 @@ class Framework(NamedTuple):
     lasting: str
     in_a_pass: str
     between_steps: str
+    batch: str
 
 
 class Sharder(NamedTuple):

@@ -33,6 +33,7 @@ TORCH = Framework(
     lasting="memcalc.frameworks.torch:lasting",
     in_a_pass="",
     between_steps="",
+    batch="",
 )
 
 FSDP2 = Sharder(

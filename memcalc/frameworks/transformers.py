@@ -1,8 +1,15 @@
 """Hugging Face transformers: its layers, in a step that PyTorch runs."""
 
-from memcalc.frameworks.torch import TORCH
+from collections.abc import Iterator
 
-TRANSFORMERS = TORCH._replace(
+from memcalc.frameworks import torch
+from memcalc.frameworks.record import Buffer, Rank
+
+ROTARY = "transformers models/llama/modeling_llama.py: LlamaRotaryEmbedding, inv_freq, twice"
+BATCH = "transformers data/data_collator.py: DataCollatorForLanguageModeling, input_ids and labels"
+POSITIONS = "PyTorch utils/checkpoint.py: checkpoint, its arguments; position_ids"
+
+TRANSFORMERS = torch.TORCH._replace(
     title="Hugging Face",
     clamps_fp16=True,
     whole_models=True,
@@ -10,4 +17,34 @@ TRANSFORMERS = TORCH._replace(
     dtensor=False,
     attentions={"unfused": "transformers-eager", "flash": "transformers-sdpa"},
     sharded_as="torch",
+    lasting="memcalc.frameworks.transformers:lasting",
+    in_a_pass="memcalc.frameworks.transformers:in_a_pass",
+    batch="memcalc.frameworks.transformers:batch",
 )
+
+
+def lasting(rank: Rank) -> Iterator[Buffer]:
+    """DDP's buckets, the labels, and the frequencies of rotary angles, fp32."""
+    yield from torch.lasting(rank)
+    model, run = rank.config.model, rank.config.run
+    if rank.head:
+        yield Buffer("labels", 8 * run.seq_length * run.micro_batch_size, BATCH)
+    if model.position == "rotary":
+        width = model.latent.rope_head_size if model.latent else model.head_size
+        yield Buffer("frequencies of rotary angles", 2 * 4 * (width // 2), ROTARY)
+
+
+def in_a_pass(rank: Rank, phase: str) -> Iterator[Buffer]:
+    """The positions that checkpoints of layers hold, from forward to backward."""
+    model, run = rank.config.model, rank.config.run
+    if model.position == "rotary" and "layer" in run.policy.regions:
+        yield Buffer("position ids of the checkpoints", 8 * run.seq_length, POSITIONS)
+
+
+def batch(rank: Rank) -> Iterator[Buffer]:
+    """The tokens of the last micro-batch; in a pass they are among the embedding's activations."""
+    run = rank.config.run
+    if rank.embedding:
+        yield Buffer(
+            "tokens of the last micro-batch", 8 * run.seq_length * run.micro_batch_size, BATCH
+        )

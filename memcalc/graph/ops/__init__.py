@@ -57,6 +57,7 @@ from memcalc.graph.ops.ends import (
     pooler,
     position_embedding,
     relative_table,
+    rotary_tables,
     share,
 )
 from memcalc.graph.ops.experts import combine, dispatch, grouped_linear, router
@@ -150,6 +151,7 @@ __all__ = [
     "rms_norm_chain",
     "rms_norm_chain_of_both",
     "rotary",
+    "rotary_tables",
     "router",
     "scale",
     "share",

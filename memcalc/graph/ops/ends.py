@@ -3,12 +3,13 @@
 from memcalc.graph.graph import OF_PATCHES, Graph, Save, Tensor, Weight, plain
 from memcalc.graph.mesh import Axis, elements
 from memcalc.graph.ops.products import LINEAR
-from memcalc.graph.ops.sources import KORTHIKANTI, MEGATRON_VP, TORCH_CHAIN
+from memcalc.graph.ops.sources import HF_ROTARY, KORTHIKANTI, MEGATRON_VP, TORCH_CHAIN
 
 PATCH_EMBEDDING = plain("patch_embedding", gemm=OF_PATCHES)
 EMBEDDING = plain("embedding")
 POSITION_EMBEDDING = plain("position_embedding")
 RELATIVE_TABLE = plain("relative_table")
+ROTARY_TABLES = plain("rotary_tables")
 SHARE = plain("share")
 
 
@@ -64,6 +65,14 @@ def relative_table(g: Graph, name: str, buckets: Axis, heads: Axis, s: Axis) -> 
     save = Save(index, "bucket of each pair of tokens, int64", TORCH_CHAIN)
     weights = (Weight(f"{name}.weight", (buckets, heads)),)
     g.record(name, RELATIVE_TABLE, (), (bias,), saves=(save,), weights=weights)
+
+
+def rotary_tables(g: Graph, name: str, s: Axis, features: Axis) -> None:
+    """Cosines and sines (s, d) of each position's angles. Saves them once for all layers."""
+    reason = "factor of every layer's queries and keys"
+    tables = (Tensor(f"{name}_{part}", (s, features), g.dtype_bytes) for part in ("cos", "sin"))
+    saves = [Save(table, reason, HF_ROTARY, small=True) for table in tables]
+    g.record(name, ROTARY_TABLES, (), (), saves=saves)
 
 
 def share(g: Graph, name: str, x: Tensor) -> None:

@@ -38,6 +38,7 @@ TORCH_EFFICIENT = (
     "attn_bias, output, log_sumexp, philox_seed, philox_offset"
 )
 HF_T5 = "transformers models/t5/modeling_t5.py: T5LayerNorm"
+HF_ROTARY = "transformers models/llama/modeling_llama.py: LlamaRotaryEmbedding"
 HF_GPT_OSS = "transformers models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate"
 HF_COHERE = "transformers models/cohere/modeling_cohere.py: CohereLayerNorm"
 HF_BATCHED = "transformers integrations/moe.py: batched_mm_experts_forward"
