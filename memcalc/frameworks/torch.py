@@ -8,6 +8,7 @@ GATHER = "PyTorch distributed/fsdp/_fully_shard/_fsdp_param_group.py: wait_for_u
 PREFETCH = "PyTorch distributed/fsdp/_fully_shard/_fsdp_param_group.py: _backward_prefetch"
 ROOT = "PyTorch distributed/fsdp/_fully_shard/_fsdp_state.py: _auto_reshard_after_forward"
 REDUCE = "PyTorch distributed/fsdp/_fully_shard/_fsdp_collectives.py: foreach_reduce"
+BACKWARD = "PyTorch torch/autograd/__init__.py: backward, _make_grads"
 DDP = "PyTorch torch/csrc/distributed/c10d/reducer.cpp: initialize_buckets"
 
 TORCH = Framework(
@@ -31,7 +32,7 @@ TORCH = Framework(
     momentum=0,  # optim/sgd.py
     ends_in_root=True,
     lasting="memcalc.frameworks.torch:lasting",
-    in_a_pass="",
+    in_a_pass="memcalc.frameworks.torch:in_a_pass",
     between_steps="",
     batch="",
 )
@@ -71,6 +72,12 @@ def lasting(rank: Rank) -> Iterator[Buffer]:
     if rank.steps_itself and config.parallel.replicas > 1 and config.parallel.zero == 0:
         size = config.run.activation_bytes * rank.trained
         yield Buffer("DDP's buckets of gradients", size, DDP)
+
+
+def in_a_pass(rank: Rank, phase: str) -> Iterator[Buffer]:
+    """The loss and its gradient, fp32, which the caller of backward refers to."""
+    if rank.head and phase == "backward" and rank.steps_itself:
+        yield Buffer("the loss and its gradient", 2 * 4, BACKWARD)
 
 
 def fsdp2(rank: Rank, moment: str, weight: int, gradient: int) -> Iterator[Buffer]:

@@ -35,7 +35,8 @@ def lasting(rank: Rank) -> Iterator[Buffer]:
 
 
 def in_a_pass(rank: Rank, phase: str) -> Iterator[Buffer]:
-    """The positions that checkpoints of layers hold, from forward to backward."""
+    """The loss and its gradient, and the positions that checkpoints of layers hold."""
+    yield from torch.in_a_pass(rank, phase)
     model, run = rank.config.model, rank.config.run
     if model.position == "rotary" and "layer" in run.policy.regions:
         yield Buffer("position ids of the checkpoints", 8 * run.seq_length, POSITIONS)

@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm, in one kernel or as a chain of operations."""
 
-from memcalc.graph.graph import Graph, Save, Tensor, Weight, plain
+from memcalc.graph.graph import Graph, Save, Scratch, Tensor, Weight, plain
 from memcalc.graph.ops.elementwise import cast
 from memcalc.graph.ops.sources import (
     HF_COHERE,
@@ -109,6 +109,8 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tens
             ),
             Save(rstd, "reciprocal norm of each row, fp32", TORCH_CHAIN, small=True),
         ),
+        # backward of the mean of squares: a quotient, a power, two products; no row norms by then
+        scratch=Scratch(forward=rstd.bytes, backward=3 * wide.bytes - rstd.bytes),
     )
     narrow = cast(g, f"{name}_normalized", normal, x.dtype_bytes) if scaled == "cast" else normal
     out = Tensor(f"{name}_output", x.axes, x.dtype_bytes)
@@ -123,6 +125,9 @@ def rms_norm_chain(g: Graph, name: str, x: Tensor, scaled: str = "cast") -> Tens
         (out,),
         saves=saves,
         weights=(Weight(f"{name}.weight", x.axes[-1:]),),
+        # the product that is summed to the weight's gradient
+        scratch=Scratch(forward=rstd.bytes, backward=narrow.bytes),
+        holds=(normal,) if narrow is not normal else (),
     )
     return out
 
