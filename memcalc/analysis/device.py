@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memcalc.analysis import buffers, gradients, segments, stages, timeline
 from memcalc.analysis.allocator import SOURCE as ALLOCATOR
 from memcalc.analysis.moments import EMBEDDING_BACKWARD, MOMENTS, ROOT_REDUCTION, moments, policy_of
-from memcalc.analysis.optimizer_step import temporary
+from memcalc.analysis.optimizer_step import counters, temporary
 from memcalc.analysis.parts import Part, total
 from memcalc.analysis.rank import Rank
 from memcalc.analysis.stages import Held
@@ -88,7 +88,7 @@ def stage_memory(config: Config, stage: int) -> StageMemory:
     """What a rank of one stage holds, phase by phase; the stage is counted from 0."""
     rank = Rank(config, stage)
     held = stages.stage(config, stage, "exact")
-    there = [*states(rank), *buffers.lasting(rank)]
+    there = [*states(rank), *counters(rank), *buffers.lasting(rank)]
     gradients_ = [part for part in there if part.group == GRADIENTS]
     in_backward = gradients.in_backward(config)
     if in_backward:

@@ -80,6 +80,23 @@ def temporary(rank: Rank) -> Iterator[Part]:
         yield Part(NAME, size, "buffers", ESTIMATED if form(config) == "loop" else READ, source)
 
 
+def counters(rank: Rank) -> Iterator[Part]:
+    """The step counters of a fused Adam, one per weight: optimizer states, but for their number.
+
+    >>> from memcalc.config import load
+    >>> run = {"implementation": "torch", "optimizer_step": "fused"}
+    >>> [part.bytes for part in counters(Rank(load("gpt2", **run), 0))]
+    [592]
+    """
+    config = rank.config
+    counts = config.framework.counts_steps and config.run.optimizer == "adam"
+    if counts and form(config) == "fused":
+        number = sum(alike for kind, _, alike in rank.weights() if kind.trained)
+        yield Part(
+            "step counters", 4 * number, "optimizer", READ, OPTIMIZERS["adam"].moments[0].source
+        )
+
+
 def held(
     step: Step, tensors: Iterable[Tensor], sizes: Mapping[str, int], decay: bool = False
 ) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from memcalc.analysis import buffers, gradients, walk
 from memcalc.analysis.allocator import Allocator, AllocatorConf, Block
 from memcalc.analysis.moments import policy_of
-from memcalc.analysis.optimizer_step import form, temporary
+from memcalc.analysis.optimizer_step import counters, form, temporary
 from memcalc.analysis.parts import Part
 from memcalc.analysis.rank import EMBEDDING, HEAD, Rank
 from memcalc.analysis.schedule import FORWARD, Step, one_f_one_b
@@ -165,7 +165,8 @@ def _around(rank: Rank, step: Step) -> list[Event]:
 
 def _states(rank: Rank) -> Iterator[Event]:
     """The optimizer's states, as its first step makes them: weight by weight."""
-    for part in (each for each in states(rank) if each.group == "optimizer"):
+    parts = (each for each in (*states(rank), *counters(rank)) if each.group == "optimizer")
+    for part in parts:
         yield from _spread(rank, part, STATES)
 
 

@@ -40,7 +40,8 @@ def cross_attention(g: Graph, x: Tensor, source: Tensor, m: Spec) -> Tensor:
         bias, query = m.model.qkv_bias, {"cross_query": (m.a, m.d)}
         (q,) = ops.linear(g, "cross_q", x, query, ops.COLUMN, bias=bias)
         heads = {"cross_key": (m.k, m.d), "cross_value": (m.k, m.d)}
-        k, v = ops.linear(g, "cross_kv", source, heads, ops.COLUMN, bias=bias)
+        separate = m.separate("qkv")
+        k, v = ops.linear(g, "cross_kv", source, heads, ops.COLUMN, bias=bias, separate=separate)
         return attended(g, CROSS, q, k, v, replace(m, causal=False))
 
 
@@ -59,7 +60,10 @@ def projected(g: Graph, x: Tensor, m: Spec) -> tuple[Tensor, Tensor, Tensor]:
     x = ops.enter_tensor_parallel(g, "attention_enter", x, m.kernels.keeps_gathered)
     heads = {"query": (m.a, m.d), "key": (m.k, m.d), "value": (m.k, m.d)}
     packed = m.model.packed_qkv and views(m)
-    q, k, v = ops.linear(g, "qkv", x, heads, ops.COLUMN, bias=m.model.qkv_bias, packed=packed)
+    bias, separate = m.model.qkv_bias, m.separate("qkv")
+    q, k, v = ops.linear(
+        g, "qkv", x, heads, ops.COLUMN, bias=bias, packed=packed, separate=separate
+    )
     if m.model.qk_norm:
         q, k = norm(g, "query_norm", q, m), norm(g, "key_norm", k, m)
     if m.model.position == "rotary":

@@ -31,7 +31,8 @@ def through(g: Graph, prefix: str, x: Tensor, width: Axis, m: Spec) -> Tensor:
         y = activated(g, prefix, packed, local, m)
     elif m.model.gated:
         halves = {f"{start}gate": (width,), f"{start}up": (width,)}
-        gate, up = ops.linear(g, f"{start}fc1", x, halves, ops.COLUMN, bias=bias)
+        separate = m.separate("gate")
+        gate, up = ops.linear(g, f"{start}fc1", x, halves, ops.COLUMN, bias=bias, separate=separate)
         y = gated(g, start, gate, up, m)
     else:
         outputs = {f"{start}fc1_output": (width,)}

@@ -6,6 +6,7 @@ from fractions import Fraction
 from math import ceil
 
 from memcalc.config import Config, Experts, Implementation, Model, Parallel
+from memcalc.config.families import FAMILIES
 from memcalc.errors import ConfigError
 from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.mesh import CONTEXT, SEQUENCE, Axis, Mesh, Size, Split, divide
@@ -148,6 +149,11 @@ class Spec:
     def grouped(self) -> bool:
         """Whether several query heads share a key and value head."""
         return self.k is not self.a
+
+    def separate(self, linears: str) -> bool:
+        """Whether linears of a kind (``qkv``, ``gate``) have a weight each."""
+        family = FAMILIES.get(self.model.family or "")
+        return self.kernels.separate_linears and linears not in (family.packs if family else ())
 
     def alone(self, anyway: bool) -> bool:
         """Whether a norm is alone, rather than fused into a linear."""

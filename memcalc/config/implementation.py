@@ -192,6 +192,8 @@ class Implementation:
         transformer_engine: Whether Transformer Engine's modules make the layers, and allocate
             their workspaces.
         packs_value: Whether a rotary layer's value is a view of a packed tensor, which is kept.
+        separate_linears: Whether query, key and value, and gate and up, have a weight each, unless
+            the family's own code packs them (``Family.packs``).
         rotary_tables: Whether cosines and sines of the positions are computed in each forward pass,
             and kept once for all layers.
         rng_bytes: Bytes of random-number state that a flash kernel keeps.
@@ -233,6 +235,7 @@ class Implementation:
     fp32_statistics: bool = True
     transformer_engine: bool = False
     packs_value: bool = False
+    separate_linears: bool = False
     rotary_tables: bool = False
     rng_bytes: int = 0
 
@@ -329,6 +332,7 @@ IMPLEMENTATIONS = {
             keeps_gathered=True,
             weighs_outputs=True,
             own_heads=True,
+            separate_linears=True,
             rotary_tables=True,
             sorts_routes=True,
             copies_router=True,
@@ -349,6 +353,7 @@ IMPLEMENTATIONS = {
             weighs_outputs=True,
             own_heads=True,
             keeps_masks=True,
+            separate_linears=True,
             rotary_tables=True,
             sorts_routes=True,
             copies_router=True,

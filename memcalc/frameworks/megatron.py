@@ -35,6 +35,7 @@ MEGATRON = Framework(
     attentions={},
     sharded_as="",
     optimizer_step="fused",  # Megatron-core optimizer/__init__.py: FusedAdam of TE or Apex
+    counts_steps=False,
     widens_states=True,
     momentum=0.9,  # Megatron-core optimizer/optimizer_config.py: sgd_momentum
     ends_in_root=False,

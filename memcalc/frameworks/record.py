@@ -39,6 +39,7 @@ class Framework(NamedTuple):
             where its own sharding was never measured; else nothing.
         optimizer_step: The form of its optimizer's step where none is named: a word of
             ``memcalc.config.optimizers.FORMS``.
+        counts_steps: Whether a fused Adam keeps a step counter, fp32, on the GPU for each weight.
         widens_states: Whether its fused Adam makes fp32 copies of narrower states.
         momentum: The momentum of its SGD where none is named.
         ends_in_root: Whether FSDP2 shards the embedding and the head as one unit, the root, which
@@ -66,6 +67,7 @@ class Framework(NamedTuple):
     attentions: Mapping[str, str]
     sharded_as: str
     optimizer_step: str
+    counts_steps: bool
     widens_states: bool
     momentum: float
     ends_in_root: bool

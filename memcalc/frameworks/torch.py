@@ -28,6 +28,7 @@ TORCH = Framework(
     attentions={},
     sharded_as="",
     optimizer_step="foreach",  # optim/optimizer.py: _default_to_fused_or_foreach, on CUDA
+    counts_steps=True,  # optim/adam.py: _init_group, with fused
     widens_states=False,
     momentum=0,  # optim/sgd.py
     ends_in_root=True,

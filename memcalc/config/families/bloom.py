@@ -31,6 +31,7 @@ FAMILIES = {
         defaults={"max_seq_length": 2048},
         four_h=True,
         layer="BloomBlock",
+        packs=("qkv",),
         words={
             "hidden_size": "hidden_size",
             "n_head": "heads",

@@ -41,6 +41,7 @@ FAMILIES = {
         defaults={"max_seq_length": 2048},
         four_h=True,
         layer="FalconDecoderLayer",
+        packs=("qkv",),
         words={
             "hidden_size": "hidden_size",
             "num_attention_heads": "heads",

@@ -37,6 +37,7 @@ FAMILIES = {
         ),
         four_h=True,
         layer="GPT2Block",
+        packs=("qkv",),
         words={
             "n_embd": "hidden_size",
             "n_head": "heads",

@@ -30,6 +30,7 @@ FAMILIES = {
         _gpt_neox,
         architectures=("GPTNeoXForCausalLM",),
         layer="GPTNeoXLayer",
+        packs=("qkv",),
         words={
             **words.SIZES,
             "hidden_act": words.plain,

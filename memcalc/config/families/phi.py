@@ -50,6 +50,7 @@ FAMILIES = {
         _phi3,
         architectures=("Phi3ForCausalLM",),
         layer="Phi3DecoderLayer",
+        packs=("qkv", "gate"),
         words={**words.GROUPED, **words.WINDOW, "resid_pdrop": "hidden_dropout"},
         names={
             **names.PARTS,

@@ -41,6 +41,7 @@ class Family:
             model).
         names: For each part of the layer, the ledger's operations and the layer's modules in it,
             except the module of the part's own name.
+        packs: Linears that its layer computes as one: ``qkv``, ``gate`` (gate and up).
         cross_entropy: The loss of its class in transformers: a word of ``CROSS_ENTROPIES``.
         remaining: By implementation, how its layer differs from the ledger; the layers of all other
             implementations equal it.
@@ -54,6 +55,7 @@ class Family:
     layer: str = ""
     words: Mapping[str, Word] = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    packs: tuple[str, ...] = ()
     cross_entropy: str = "torch"
     remaining: Mapping[str, Remaining] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
 """GEMMs of an activation with a weight, and of two activations."""
 
 from collections.abc import Mapping
+from math import prod
 
 from memcalc.graph.graph import (
     NEW,
@@ -39,6 +40,7 @@ def linear(
     bias: bool = False,
     shared: bool = False,
     packed: bool = False,
+    separate: bool = False,
 ) -> list[Tensor]:
     """x (s, b, in...) -> one tensor (s, b, out...) for each of ``outputs``, by one GEMM.
 
@@ -54,6 +56,7 @@ def linear(
         bias: Whether it has a bias.
         shared: Whether its weight belongs to another operation and counts there.
         packed: Whether the outputs are views of one tensor, which is saved if one of them is.
+        separate: Whether each output is computed with a weight of its own.
     """
     tokens, features = x.axes[:2], x.axes[2:]
     made = []
@@ -65,9 +68,14 @@ def linear(
     out = Axis.whole("out", width)
     if split == COLUMN:
         out = g.mesh.tensor(out)
-    weights = [Weight(f"{name}.weight", (out, *features), shared)]
-    if bias:
-        weights.append(Weight(f"{name}.bias", (out,)))
+    owners = {name: out}
+    if separate:
+        owners = {each: _joined(t.axes[2:]) for each, t in zip(outputs, made, strict=True)}
+    weights = []
+    for owner, axis in owners.items():
+        weights.append(Weight(f"{owner}.weight", (axis, *features), shared))
+        if bias:
+            weights.append(Weight(f"{owner}.bias", (axis,)))
     save = Save(
         quantized(g, x), "input: needed for the weight gradient", KORTHIKANTI, for_weights=True
     )
@@ -89,6 +97,13 @@ def linear(
         weights=weights,
     )
     return made
+
+
+def _joined(axes: tuple[Axis, ...]) -> Axis:
+    """Output features of several axes as one."""
+    local = prod((axis.local for axis in axes), start=1)
+    splits = tuple(split for axis in axes for split in axis.splits)
+    return Axis.whole("out", elements(axes))._replace(local=local, splits=splits)
 
 
 def matmul(
