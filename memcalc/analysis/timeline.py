@@ -94,8 +94,9 @@ def replay(config: Config) -> Replay | None:
     for number, event in enumerate(events(Rank(config, 0))):
         if number > MOST_EVENTS:
             return None
-        if event.op == LAST_ITERATION:
-            allocator.reset_peaks()
+        if event.storage is None:
+            if event.op == LAST_ITERATION:
+                allocator.reset_peaks()
         elif event.bytes > 0:
             blocks[event.storage] = allocator.malloc(event.bytes)
         else:
@@ -104,6 +105,7 @@ def replay(config: Config) -> Replay | None:
 
 
 LAST_ITERATION = "the last iteration begins"
+PHASES = ("forward", "backward", "step", "zero_grad")  # of an iteration
 
 
 def events(rank: Rank) -> Iterator[Event]:
@@ -137,6 +139,7 @@ def iteration(rank: Rank, first: bool) -> Iterator[Event]:
     # the second micro-batch adds to the gradients of the first, and others are like the second
     for step in one_f_one_b(rank.stage, 1, min(config.microbatches, 2)):
         keeps = step.microbatch == 0 and not (config.run.keep_gradients and not first)
+        yield _begins("forward" if step.phase == FORWARD else "backward")
         around = _around(rank, step)
         yield from around
         for event in passes.run(step, keeps):
@@ -146,14 +149,21 @@ def iteration(rank: Rank, first: bool) -> Iterator[Event]:
                 made.pop(event.storage, None)
             yield event
         yield from (event._replace(bytes=-event.bytes) for event in around)
+    yield _begins("step")
     yield from batch
     if first:
         yield from _states(rank)
     yield from _at_once(buckets(rank, "step"), STEP)
     yield from _temporary(rank)
+    yield _begins("zero_grad")
     if not config.run.keep_gradients:
         for event in made.values():
             yield event._replace(op="zero_grad", bytes=-event.bytes)
+
+
+def _begins(phase: str) -> Event:
+    """A mark between events: a phase begins."""
+    return Event(phase, None, PASS, 0)
 
 
 def _around(rank: Rank, step: Step) -> list[Event]:

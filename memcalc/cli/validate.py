@@ -20,6 +20,8 @@ AGAINST = ("own", "megatron", "torch", "transformers")
 @click.command(cls=Command, docs="docs/pytorch.md")
 @model
 @options(*RUN, *CHOICES, *KERNELS)
+@options("optimizer", "optimizer_step", "momentum", "main_grads", "main_params", "moments")
+@options("keep_gradients", "holds_logits", "global_batch_size")
 @option(
     "--device",
     type=Word(DEVICES),
@@ -45,6 +47,14 @@ AGAINST = ("own", "megatron", "torch", "transformers")
     is_flag=True,
     help="Time the layer under each recompute policy instead.  [default: off]",
 )
+@option(
+    "--step",
+    "whole_step",
+    is_flag=True,
+    help="Run whole training steps of a Hugging Face model on fake CUDA tensors, and compare "
+    "each phase's most bytes with memory's timeline. Needs no GPU. Weights, gradients and moments "
+    "are in --precision unless their options say otherwise.  [default: off]",
+)
 @options(*SHOW)
 def validate(
     model: str,
@@ -52,6 +62,7 @@ def validate(
     full_size: bool,
     against: str,
     timed: bool,
+    whole_step: bool,
     format_: str | None,
     output: Path | None,
     **settings: Any,
@@ -71,16 +82,35 @@ def validate(
       memcalc validate 175b --sp --against megatron --device meta
       memcalc validate llama-3-70b --tp 8 --sp --against torch --device meta
       memcalc validate 22b --tp 1 --device cpu --time
+      memcalc validate gpt2 --step
+      memcalc validate llama-3.2-1b -s 2048 --step --recompute full
 
     \b
     On ranks that torchrun starts:
       torchrun --nproc-per-node 2 -m memcalc validate 22b --tp 2
     """
+    if whole_step:
+        settings = _as_a_script(settings)
     config = load(model, **settings)
     with installed(), progress("loading PyTorch"):
-        validated = resolve("memcalc.validation.validate:validate")
-        report = validated(config, device, full_size, against, timed)
+        if whole_step:
+            report = resolve("memcalc.validation.step.compare:step")(config)
+        else:
+            validated = resolve("memcalc.validation.validate:validate")
+            report = validated(config, device, full_size, against, timed)
     if resolve("memcalc.validation.ranks:is_first")():
         show(report, format_, output)
     elif report.failures:
         raise click.exceptions.Exit(1)
+
+
+def _as_a_script(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a script of one's own: one dtype for weights, gradients and moments."""
+    dtype = settings.get("precision") or "bf16"
+    usual = {
+        "implementation": "transformers-sdpa",
+        "main_grads": dtype,
+        "main_params": "none",
+        "moments": dtype,
+    }
+    return settings | {key: settings.get(key) or value for key, value in usual.items()}

@@ -7,6 +7,8 @@ from memcalc.frameworks.record import Buffer, Rank
 
 ROTARY = "transformers models/llama/modeling_llama.py: LlamaRotaryEmbedding, inv_freq, twice"
 BATCH = "transformers data/data_collator.py: DataCollatorForLanguageModeling, input_ids and labels"
+LEARNED = "transformers models/gpt2/modeling_gpt2.py: GPT2Model.forward, position_ids"
+MASK = "transformers masking_utils.py: eager_mask; PyTorch utils/checkpoint.py: its arguments"
 POSITIONS = "PyTorch utils/checkpoint.py: checkpoint, its arguments; position_ids"
 
 TRANSFORMERS = torch.TORCH._replace(
@@ -35,11 +37,18 @@ def lasting(rank: Rank) -> Iterator[Buffer]:
 
 
 def in_a_pass(rank: Rank, phase: str) -> Iterator[Buffer]:
-    """The loss and its gradient, and the positions that checkpoints of layers hold."""
+    """The loss and its gradient; positions; what checkpoints of layers hold."""
     yield from torch.in_a_pass(rank, phase)
     model, run = rank.config.model, rank.config.run
-    if model.position == "rotary" and "layer" in run.policy.regions:
+    if model.position == "learned" and rank.embedding:
+        yield Buffer("position ids", 8 * run.seq_length, LEARNED)
+    if "layer" not in run.policy.regions:
+        return
+    if model.position == "rotary":
         yield Buffer("position ids of the checkpoints", 8 * run.seq_length, POSITIONS)
+    if model.causal and not run.implementation.fused_attention:
+        size = run.activation_bytes * run.micro_batch_size * run.seq_length**2
+        yield Buffer("mask of the checkpoints", size, MASK)
 
 
 def batch(rank: Rank) -> Iterator[Buffer]:

@@ -40,8 +40,8 @@ def peaks(config):
     """The largest sum in the last iteration, and what is left after it."""
     alive, total, most = {}, 0, 0
     for event in events(Rank(config, 0)):
-        if event.op == LAST_ITERATION:
-            most = total
+        if event.storage is None:
+            most = total if event.op == LAST_ITERATION else most
             continue
         if event.bytes > 0:
             assert event.storage not in alive

@@ -11,6 +11,7 @@ from memcalc.graph.graph import (
     Graph,
     OpKind,
     Save,
+    Scratch,
     Tensor,
     Weight,
     plain,
@@ -239,10 +240,16 @@ def without_sink(g: Graph, name: str, x: Tensor, keys: Axis) -> Tensor:
 
 
 def softmax(g: Graph, name: str, x: Tensor, dtype_bytes: int) -> Tensor:
-    """Softmax over the last axis. Saves its output, from which its gradient is computed."""
+    """Softmax over the last axis. Saves its output, from which its gradient is computed.
+
+    In a wider dtype it has a wide copy of its input, and of its input's gradient (PyTorch
+    aten/src/ATen/native/SoftMax.cpp: softmax, for all but fp16).
+    """
     out = Tensor(f"{name}_output", x.axes, dtype_bytes)
     save = Save(out, "output: its gradient is computed from it", KORTHIKANTI)
-    g.record(name, SOFTMAX, (x,), (out,), saves=(save,))
+    wider = dtype_bytes > x.dtype_bytes
+    scratch = Scratch(out.bytes, out.bytes - x.bytes) if wider else Scratch()
+    g.record(name, SOFTMAX, (x,), (out,), saves=(save,), scratch=scratch)
     return out
 
 

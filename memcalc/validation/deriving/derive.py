@@ -173,7 +173,7 @@ class _Theirs(NamedTuple):
         if content is None:
             config = catalog.load(target, **given)
             hugging_face.require(config)
-            return cls(_content(config), config, config.run)
+            return cls(content_of_model(config), config, config.run)
         text = whole.content_of(content) | _dropout(content, given.get("dropout"))
         try:
             config = catalog.load(target, **given)
@@ -205,10 +205,16 @@ def _dropout(content: Mapping[str, Any], probability: float | None) -> dict[str,
     }
 
 
-def _content(config: Config) -> dict[str, Any]:
+def content_of_model(config: Config) -> dict[str, Any]:
     """A catalog model as a config.json of its family."""
     family, model = hugging_face.family(config), config.model
-    sizes = {"num_hidden_layers": model.layers, "vocab_size": model.vocab_size}
+    sizes = {
+        "num_hidden_layers": model.layers,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.tied_embeddings,
+        "embd_pdrop": model.embedding_dropout,  # of GPT-2 and Phi
+        "embedding_dropout": model.embedding_dropout,  # of StarCoder2
+    }
     return {
         "model_type": family,
         **{key: value for key, value in sizes.items() if value is not None},

@@ -56,7 +56,7 @@ class Whole(nn.Module):
 
     def __init__(self, content: Mapping[str, Any], run: Run, depth: int | None = None) -> None:
         super().__init__()
-        config = _configured(content, run, depth)
+        config = configured(content, run, depth)
         self.family: str = config.model_type
         self.images = hasattr(config, "image_size") and not hasattr(config, "vocab_size")
         self.pixels = (getattr(config, "num_channels", 3), *_square(config)) if self.images else ()
@@ -64,7 +64,7 @@ class Whole(nn.Module):
         self.run = run
         try:
             with torch.device("meta"), _uninitialized():
-                made = _class_of(config).from_config(config, dtype=TYPES[run.precision])
+                made = class_of(config).from_config(config, dtype=TYPES[run.precision])
         except Exception as error:  # whatever the family's own code raises
             if isinstance(error, ValueError) and "attention implementation" in str(error):
                 raise NoLayerError(
@@ -269,7 +269,12 @@ def content_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     return dict(raw)
 
 
-def _configured(content: Mapping[str, Any], run: Run, depth: int | None) -> Any:
+def configured(content: Mapping[str, Any], run: Run, depth: int | None = None) -> Any:
+    """The config of a model in transformers, of its config.json, at most ``depth`` layers deep.
+
+    Raises:
+        InputError: transformers does not know the family, or refuses the file.
+    """
     from transformers import CONFIG_MAPPING, AutoConfig
 
     kernels = run.implementation
@@ -326,7 +331,7 @@ def _cut(config: Any, depth: int) -> None:
         setattr(config, key, value[:depth])
 
 
-def _class_of(config: Any) -> Any:
+def class_of(config: Any) -> Any:
     """The model class of a config."""
     import transformers as hub
     from transformers.models.auto import modeling_auto as auto
