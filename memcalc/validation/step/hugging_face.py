@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from memcalc.analysis.optimizer_step import form
 from memcalc.config import Config
+from memcalc.config.families import FAMILIES
 from memcalc.errors import UsageError
 from memcalc.validation.deriving.derive import content_of_model
 from memcalc.validation.deriving.whole import class_of, configured
