@@ -84,7 +84,7 @@ def test_the_peak_of_a_real_step_is_the_timelines_to_the_byte(tmp_path, content,
         ({"recompute": "selective"}, "pass --recompute none or full"),
         ({"dp": 2}, "--step runs one GPU"),
         ({"optimizer": "muon"}, "runs --optimizer adam or sgd, not muon"),
-        ({"cross_entropy": "liger"}, "--cross-entropy torch"),
+        ({"cross_entropy": "liger"}, "own code: --cross-entropy torch"),
     ],
 )
 def test_a_step_that_is_not_run_is_refused_with_the_way_out(settings, message):
