@@ -68,10 +68,9 @@ def require(config: Config) -> None:
     words = set(run_.recompute)
     if not words <= {"none", "full"} or run_.recompute_layers:
         raise UsageError("--step recomputes nothing or whole layers: pass --recompute none or full")
-    if run_.implementation.cross_entropy != "torch":
-        raise UsageError(
-            "--step computes the loss of Hugging Face's own code: --cross-entropy torch"
-        )
+    own = FAMILIES[hugging_face.family(config)].cross_entropy
+    if run_.implementation.cross_entropy != own:
+        raise UsageError(f"--step has the loss of the model's own code: --cross-entropy {own}")
     if run_.optimizer not in ("adam", "sgd"):
         raise UsageError(f"--step runs --optimizer adam or sgd, not {run_.optimizer}")
     hugging_face.require(config)
