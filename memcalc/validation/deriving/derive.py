@@ -25,6 +25,7 @@ from memcalc.validation.deriving.forms import forms, how
 from memcalc.validation.deriving.symbolic_layer import derived_layer
 from memcalc.validation.factory import factory, types, users_code
 from memcalc.validation.layers import families, hugging_face
+from memcalc.validation.layers.models import content_of_model
 from memcalc.validation.require import require, require_precision
 
 AGAINST = ("ledger",)
@@ -202,23 +203,6 @@ def _dropout(content: Mapping[str, Any], probability: float | None) -> dict[str,
         key: probability
         for key, word in words.words.items()
         if word in ("attention_dropout", "hidden_dropout")
-    }
-
-
-def content_of_model(config: Config) -> dict[str, Any]:
-    """A catalog model as a config.json of its family."""
-    family, model = hugging_face.family(config), config.model
-    sizes = {
-        "num_hidden_layers": model.layers,
-        "vocab_size": model.vocab_size,
-        "tie_word_embeddings": model.tied_embeddings,
-        "embd_pdrop": model.embedding_dropout,  # of GPT-2 and Phi
-        "embedding_dropout": model.embedding_dropout,  # of StarCoder2
-    }
-    return {
-        "model_type": family,
-        **{key: value for key, value in sizes.items() if value is not None},
-        **families.as_config(family, model),
     }
 
 

@@ -11,9 +11,8 @@ from memcalc.analysis.optimizer_step import form
 from memcalc.config import Config
 from memcalc.config.families import FAMILIES
 from memcalc.errors import UsageError
-from memcalc.validation.deriving.derive import content_of_model
-from memcalc.validation.deriving.whole import class_of, configured
 from memcalc.validation.layers import hugging_face
+from memcalc.validation.layers.models import class_of, configured, content_of_model
 from memcalc.validation.layers.modules import TYPES
 from memcalc.validation.step.fake_cuda import FakeCuda
 from memcalc.validation.step.tracker import Tracker
