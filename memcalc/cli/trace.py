@@ -14,7 +14,7 @@ from memcalc.cli.show import show
 from memcalc.lazy import resolve
 from memcalc.progress import progress
 
-MOST_STEPS = 100
+MOST_STEPS, MOST_RANKS = 100, 2**20
 
 
 @click.command(cls=Command, docs="docs/pytorch.md")
@@ -26,6 +26,13 @@ MOST_STEPS = 100
     group="Run",
     common=True,
     help="Steps to run; optimizers make their states in the first.  [default: 2]",
+)
+@option(
+    "--ranks",
+    type=Whole(1, MOST_RANKS),
+    default=1,
+    group="Parallelism",
+    help="Ranks of the process group, of which rank 0 runs.  [default: 1, without a group]",
 )
 @option(
     "--gpu",
@@ -59,6 +66,7 @@ MOST_STEPS = 100
 def trace(
     target: str,
     steps: int,
+    ranks: int,
     gpu_name: str | None,
     budget: str | None,
     alloc_conf: str | None,
@@ -94,5 +102,5 @@ def trace(
         )
     with installed(), progress("loading PyTorch"):
         answer = resolve("memcalc.validation.trace:trace")
-        report = answer(target, gpu_name, budget, steps, alloc_conf, workspaces, every_row)
+        report = answer(target, gpu_name, budget, steps, alloc_conf, workspaces, every_row, ranks)
     show(report, format_, output)

@@ -19,7 +19,7 @@ from memcalc.validation.step.storages import KINDS, Peak, Storage
 from memcalc.validation.step.tracker import Tracker
 from memcalc.validation.traced import Traced, called_as, run
 
-REST = "rest"
+REST, BESIDE = "rest", "not allocated"
 SHOWN = 20  # rows of the table; one more sums the others
 GPU = "a100"
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -27,20 +27,12 @@ OWNED = ("weights", "gradients", "optimizer", "buffers")  # kinds with a name of
 
 COLUMNS = (
     Column("module", "text", description="* stands for the numbers of layers."),
-    Column("kind", "text", choices=(*KINDS, REST)),
+    Column("kind", "text", choices=(*KINDS, REST, BESIDE)),
     Column("tensor", "text"),
     Column("op", "text", detail=1),
     Column("storages", "count", detail=2),
     Column("bytes", "bytes"),
-    # of the whole run, the same in every row
-    Column("peak_phase", "text", detail=4),
-    Column("peak_bytes", "bytes", detail=4),
-    Column(
-        "reserved_bytes",
-        "bytes",
-        detail=4,
-        description="The most that PyTorch's allocator reserves, replayed.",
-    ),
+    # of the whole run
     Column("verdict", "text", detail=5, optional=True, choices=tuple(VERDICTS)),
     Column("fits", "text", detail=5, optional=True, definition="flag"),
 )
@@ -55,6 +47,7 @@ def trace(
     alloc_conf: str | None = None,
     workspaces: bool = True,
     every_row: bool = False,
+    ranks: int = 1,
 ) -> Report:
     """The most memory that steps of a user's training loop allocate and reserve, and for what.
 
@@ -68,6 +61,7 @@ def trace(
         alloc_conf: The settings of PyTorch's allocator, as in PYTORCH_ALLOC_CONF.
         workspaces: Whether the memory that kernels allocate for themselves counts.
         every_row: Whether every row is in the table, and not only the largest.
+        ranks: Ranks of the process group, of which rank 0 runs; with 1 there is no process group.
 
     Raises:
         ConfigError: There is no such GPU, size or setting.
@@ -85,13 +79,12 @@ def trace(
     name = budget if limit is not None else known and gpu(known).name
     if limit is None and known:
         limit = gpu(known).usable_bytes
-    traced = run(target, known or GPU, steps, workspaces)
+    traced = run(target, known or GPU, steps, workspaces, ranks)
     called = called_as(target)
     peak = traced.tracker.peak()
     need = Need.of(traced.tracker, peak, conf, limit)
-    of_run = (peak.phase, peak.bytes, need.reserved, need.verdict, need.fits)
     shown = _rows(peak, traced.tracker, None if every_row else SHOWN)
-    rows = tuple((*row, *of_run) for row in shown)
+    rows = tuple((*row, need.verdict, need.fits) for row in (*shown, *_beside(need)))
     scale = scales(COLUMNS, rows)["bytes"]
 
     def size(value: int) -> str:
@@ -100,7 +93,7 @@ def trace(
     answer = _answer(need, name, traced, peak, size)
     return Report(
         "trace",
-        f"Allocated at the peak of {called} ({counted(steps, 'step')} on a fake {traced.gpu.name})",
+        f"At the peak of {called} ({counted(steps, 'step')} on a fake {traced.gpu.name})",
         COLUMNS,
         rows,
         {},
@@ -170,6 +163,12 @@ def _rows(peak: Peak, tracker: Tracker, most: int | None) -> tuple[tuple[Any, ..
     rest = rows[most:]
     last = ("", REST, counted(len(rest), "more row"), "", sum(x[4] for x in rest))
     return (*rows[:most], (*last, sum(x[5] for x in rest)))
+
+
+def _beside(need: Need) -> Iterator[tuple[Any, ...]]:
+    """What a GPU needs beyond the storages."""
+    yield "", BESIDE, "reserved by the allocator", "", 1, need.reserved - need.allocated
+    yield "", BESIDE, "CUDA context (estimated)", "", 1, CONTEXT_BYTES
 
 
 def _alike(storage: Storage, kind: str) -> tuple[str, str, str, str]:

@@ -1,6 +1,7 @@
 """Run steps of a training loop of one's own on fake CUDA tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from memcalc.validation.factory import factory, types, users_code
 from memcalc.validation.measuring.valueless import operation
 from memcalc.validation.step.fake_cuda import FakeCuda
 from memcalc.validation.step.phases import phases
+from memcalc.validation.step.ranks import fake_ranks
 from memcalc.validation.step.tracker import Tracker
 
 RETURNS = (
@@ -53,7 +55,9 @@ class Traced(NamedTuple):
     notes: tuple[str, ...]
 
 
-def run(target: str | Callable[[], Any], gpu_name: str, steps: int, workspaces: bool) -> Traced:
+def run(
+    target: str | Callable[[], Any], gpu_name: str, steps: int, workspaces: bool, ranks: int = 1
+) -> Traced:
     """Run steps of a factory's model on fake CUDA tensors.
 
     Raises:
@@ -77,7 +81,8 @@ def run(target: str | Callable[[], Any], gpu_name: str, steps: int, workspaces: 
         after = f", at or after {operation(str(op))}" if op else ""
         return f" in step {len(ends)}, {tracker.current}, module {module or '.'}{after}"
 
-    with cuda, tracker, phases(tracker), users_code(called, where) as told:
+    group = fake_ranks(ranks) if ranks > 1 else nullcontext()
+    with group, cuda, tracker, phases(tracker), users_code(called, where) as told:
         doing(f"calling {called}")
         made = make()
         cuda.adapt()
@@ -91,6 +96,10 @@ def run(target: str | Callable[[], Any], gpu_name: str, steps: int, workspaces: 
             ends[-1] = len(tracker.log)
     read = sum(cuda.read.values())
     notes = [step.about, *told]
+    if ranks > 1:
+        notes.append(
+            f"rank 0 of {ranks}: collectives take memory in their own streams, and send nothing"
+        )
     if read:
         notes.append(
             f"{counted(read, 'value')} read from tensors were taken as 1 or True, as there are none"

@@ -86,8 +86,12 @@ def step(
     ema=False,
     gpu="a100",
     kernels=True,
+    empty_cache=False,
 ):
-    """The tracker of two steps, with peaks of the second. ``kernels``: with their own memory."""
+    """The tracker of two steps, with peaks of the second.
+
+    ``kernels``: with their own memory. ``empty_cache``: between the steps.
+    """
     cuda = FakeCuda(gpu)
     tracker = Tracker(cublas=cuda.cublas if kernels else 0, workspaces=kernels)
     no_warning = mock.patch.object(
@@ -126,7 +130,7 @@ def step(
         average = [each.detach().clone() for each in params] if ema else []
         for number in range(2):
             if number:
-                tracker.reset_peaks()
+                tracker.reset_peaks(empty_cache)
             for _ in range(accumulate):
                 tracker.phase("forward")
                 with torch.autocast("cuda", torch.bfloat16) if amp else nullcontext():

@@ -1,14 +1,17 @@
 """Whole steps on fake CUDA tensors: their storages, against real tensors and PyTorch's trackers."""
 
+import gc
 import sys
 
 import pytest
+import step_parts
 import steps
 import torch
 from shared import python
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
@@ -17,6 +20,7 @@ from memcalc.config.allocator import AllocatorConf
 from memcalc.errors import UsageError
 from memcalc.validation.step import link
 from memcalc.validation.step.fake_cuda import FakeCuda
+from memcalc.validation.step.ranks import fake_ranks
 from memcalc.validation.step.storages import KINDS
 from memcalc.validation.step.tracker import Tracker
 
@@ -191,6 +195,98 @@ class TestHuggingFace:
         assert found.parts.keys() <= KINDS.keys()
 
 
+# A loss's peak in bytes beyond x (4096, 2048), the weight (128256, 2048), both in bf16, and labels;
+# its phase and operation. Found by another tracker on fake CUDA tensors with torch 2.13.0.
+LOSSES = {
+    "hf_ForCausalLMLoss": (7354712072, "backward", LOSS),
+    "hf_num_items_in_batch": (7354712072, "backward", LOSS),
+    "F_cross_entropy_16bit": (4202692612, "backward", LOSS),
+    "torchtitan_float": (6304038920, "backward", LOSS),
+    "float_held": (8405385224, "backward", LOSS),
+    "checkpointed_chunks_8": (1580204044, "backward", "aten.add.Tensor"),
+}
+
+# Bytes per parameter beyond what was there before an optimizer's first and second step, at which
+# operation, and afterwards; found likewise, for 8 matrices of 4096 x 1024 and 8 vectors of 4096.
+OPTIMIZERS = {
+    "AdamW default bf16": (
+        (6.0, "_foreach_sqrt.default", 4.0),
+        (2.0, "_foreach_sqrt.default", 0.0),
+    ),
+    "AdamW foreach fp32": (
+        (12.0, "_foreach_sqrt.default", 8.0),
+        (4.0, "_foreach_sqrt.default", 0.0),
+    ),
+    "AdamW foreach amsgrad fp32": (
+        (16.0, "_foreach_sqrt.default", 12.0),
+        (4.0, "_foreach_sqrt.default", 0.0),
+    ),
+    "AdamW loop bf16": ((4.7493, "div.Tensor", 4.0), (0.7493, "div.Tensor", 0.0)),
+    "AdamW fused bf16": ((4.0, "zeros_like.default", 4.0), (0.0, "reset", 0.0)),
+    "Adam foreach weight_decay fp32": (
+        (12.0, "_foreach_add.List", 8.0),
+        (4.0, "_foreach_add.List", 0.0),
+    ),
+    "SGD foreach momentum fp32": ((4.0, "clone.default", 4.0), (0.0, "reset", 0.0)),
+    "SGD foreach momentum nesterov wd": (
+        (8.0, "clone.default", 4.0),
+        (4.0, "_foreach_add.List", 0.0),
+    ),
+    "torch Adafactor foreach fp32": (
+        (4.0088, "_foreach_mul.List", 0.0088),
+        (4.0, "_foreach_mul.List", 0.0),
+    ),
+    "torch Adafactor loop fp32": ((1.0084, "mean.dim", 0.0088), (0.9996, "mean.dim", 0.0)),
+    "HF Adafactor bf16": ((2.5024, "add.Tensor", 0.0088), (2.4976, "add.Tensor", 0.0)),
+    "Muon torch bf16": ((2.8722, "addmm.default", 1.998), (0.8741, "addmm.default", 0.0)),
+    "RMSprop foreach": ((8.0, "_foreach_sqrt.default", 4.0), (4.0, "_foreach_sqrt.default", 0.0)),
+    "Adagrad foreach": (
+        (8.0, "_foreach_mul.ScalarList", 0.0),
+        (8.0, "_foreach_mul.ScalarList", 0.0),
+    ),
+}
+
+
+class TestParts:
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_a_loss_has_the_known_peak(self, name):
+        assert step_parts.loss_peak(name) == LOSSES[name]
+
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_an_optimizer_has_the_known_peak(self, name):
+        found = step_parts.optimizer_peaks(name)
+        assert (tuple(found["first"]), tuple(found["later"])) == OPTIMIZERS[name]
+
+
+class TestRanks:
+    def test_fsdp_shards_states_and_gathers_weights_in_its_own_stream(self):
+        width, layers, ranks = 512, 4, 8
+        with fake_ranks(ranks), FakeCuda(), Tracker() as tracker:
+            model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+            for each in (*model, model):
+                fully_shard(each)
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            tracker.watch(model, optimizer)
+            x = torch.ones(1, width)
+            tracker.phase("forward")
+            loss = model(x).sum()
+            tracker.phase("backward")
+            loss.backward()
+            tracker.phase("step")
+            optimizer.step()
+            tracker.phase("end")
+        matrix = 4 * width**2
+        parts = tracker.peak().parts
+        assert parts["weights"] == layers * matrix // ranks
+        gathered = [
+            each.storage
+            for each in tracker.log
+            if each.what == "birth" and each.storage.bytes == matrix and each.storage.stream
+        ]
+        assert len(gathered) >= layers
+        assert not torch.distributed.is_initialized()
+
+
 class TestTheLog:
     def test_storages_are_named_by_their_parameters_and_modules(self):
         with FakeCuda() as cuda, Tracker(cublas=cuda.cublas) as tracker:
@@ -209,6 +305,7 @@ class TestTheLog:
             model, optimizer, ids = made()
             two_steps(model, optimizer, ids)
             del model, optimizer, ids
+            gc.collect()
         assert tracker.allocated == tracker.replay().allocated == 0
 
     def test_expandable_segments_grow(self):

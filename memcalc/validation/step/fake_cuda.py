@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -108,6 +109,9 @@ class FakeCuda:
         yield torch, "tensor", _tensor
         yield torch.utils, "swap_tensors", _swap
         yield torch.amp.GradScaler, "_maybe_opt_step", _step
+        if torch.distributed.is_available():
+            ranks = import_module("memcalc.validation.step.ranks")
+            yield ranks.DeviceMesh, "__init__", ranks.mesh_of_real_ranks
 
     def _answers(self) -> dict[str, Any]:
         """What ``torch.cuda`` answers."""

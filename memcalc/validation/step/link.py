@@ -2,7 +2,7 @@
 
 Two objects in C++ stand in the way. PyTorch has no device guard for CUDA, and autograd asks the
 "CUDA hooks" for a device. The guard becomes the one that PyTorch itself uses for fake tensors; it
-does nothing, and stays for the process. Of the hooks, two answers change, and are put back.
+does nothing, and stays for the process. Of the hooks, three answers change, and are put back.
 
 Autograd starts its threads at the first backward of the process, one for each device that it finds
 then. So this file sets the guard when it is imported. With CUDA built in, none of this is needed.
@@ -26,7 +26,7 @@ TRIED = ("2.13.0",)  # versions of PyTorch whose symbols and tables these are
 CUDA = 1  # c10/core/DeviceType.h
 ENTRIES = 48  # of the hooks' table in ATen/detail/CUDAHooksInterface.h
 # ATen/detail/AcceleratorHooksInterface.h: their places in it, after two destructors
-IS_BUILT, HAS_PRIMARY_CONTEXT = 2, 4
+IS_BUILT, IS_AVAILABLE, HAS_PRIMARY_CONTEXT = 2, 3, 4
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 HOOKS = "_ZN2at6detail12getCUDAHooksEv"
 
@@ -82,7 +82,7 @@ def _set_guard() -> None:
 
 @contextmanager
 def _hooks() -> Iterator[None]:
-    """Autograd finds that CUDA is built and has a context (ATen/DeviceAccelerator.cpp).
+    """CUDA is built, available and has a context, for all who ask (ATen/DeviceAccelerator.cpp).
 
     The object's own table must be back before the process ends.
     """
@@ -94,7 +94,8 @@ def _hooks() -> Iterator[None]:
     table = (ctypes.c_void_p * ENTRIES).from_address(own)
     changed = (ctypes.c_void_p * ENTRIES)(*table)
     returns_1 = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
-    changed[IS_BUILT] = changed[HAS_PRIMARY_CONTEXT] = returns_1
+    for entry in (IS_BUILT, IS_AVAILABLE, HAS_PRIMARY_CONTEXT):
+        changed[entry] = returns_1
     pointer.value = ctypes.addressof(changed)
     try:
         yield

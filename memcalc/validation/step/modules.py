@@ -8,6 +8,7 @@ recomputes in other threads.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Modules:
     """
 
     def __init__(self) -> None:
-        self.names: dict[nn.Module, str] = {}
+        self.names: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
         self._path: list[str] = []
 
     def know(self, model: nn.Module) -> None:

@@ -102,7 +102,9 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:
-        yield from plain(getattr(tensor, name))
+        part = getattr(tensor, name)
+        if isinstance(part, Tensor):
+            yield from plain(part)
 
 
 def storage_of(tensor: Tensor) -> Any:

@@ -62,8 +62,8 @@ class Tracker(TorchDispatchMode):
         self._alive: dict[int, Storage] = {}  # by the storage's address
         self._phase = SETUP
         self._forward_ends: list[int] = []
-        self._models: list[nn.Module] = []
-        self._optimizers: list[Optimizer] = []
+        self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._modules = Modules()
         self._handles: set[tuple[int, int]] = set()  # of cuBLAS
         self._asleep = False
@@ -92,10 +92,10 @@ class Tracker(TorchDispatchMode):
         for each in watched:
             if isinstance(each, nn.Module):
                 if not any(each is part for model in self._models for part in model.modules()):
-                    self._models.append(each)
+                    self._models.add(each)
                     self._modules.know(each)
-            elif each not in self._optimizers:
-                self._optimizers.append(each)
+            else:
+                self._optimizers.add(each)
         self._name_watched()
 
     def phase(self, name: str) -> None:
@@ -142,7 +142,7 @@ class Tracker(TorchDispatchMode):
             if now > most or event.what == "reset_peaks":
                 most, at = now, number
         there = [e.storage for e in self.log[: at + 1] if e.what == "birth" and e.storage]
-        alive = tuple(each for each in there if each.alive(at))
+        alive = tuple(each for each in there if each.bytes and each.alive(at))
         parts: Counter[str] = Counter()
         for each in alive:
             parts[self.kind(each)] += each.rounded if rounded else each.bytes
