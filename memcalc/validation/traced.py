@@ -96,6 +96,11 @@ def run(
             ends[-1] = len(tracker.log)
     read = sum(cuda.read.values())
     notes = [step.about, *told]
+    if cuda.compiled:
+        notes.append(
+            "warning: torch.compile has no effect here: the step runs eagerly, and a compiled one "
+            "allocates other tensors"
+        )
     if ranks > 1:
         notes.append(
             f"rank 0 of {ranks}: collectives take memory in their own streams, and send nothing"

@@ -286,6 +286,18 @@ class TestRanks:
         assert len(gathered) >= layers
         assert not torch.distributed.is_initialized()
 
+    @pytest.mark.parametrize("as_view", [False, True])
+    def test_ddp_keeps_buckets_beside_gradients_unless_these_are_views(self, as_view):
+        width, layers = 512, 4
+        with fake_ranks(8), FakeCuda(), Tracker() as tracker:
+            model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+            sharded = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_view)
+            before = tracker.allocated
+            sharded(torch.ones(1, width)).sum().backward()
+            gradients = 4 * layers * width**2
+            assert before == 2 * gradients  # weights and buckets
+            assert tracker.allocated == before + (0 if as_view else gradients)
+
 
 class TestTheLog:
     def test_storages_are_named_by_their_parameters_and_modules(self):

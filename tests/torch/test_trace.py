@@ -67,6 +67,10 @@ FACTORIES = """
             fsdp.fully_shard(each)
         return net, torch.ones(16, 1024), torch.optim.AdamW(net.parameters())
 
+    def compiled():
+        net, x, optimizer = make()
+        return torch.compile(net), x, optimizer
+
     def raises():
         raise ValueError("not\\ntoday")
 
@@ -231,6 +235,12 @@ class TestTheAnswer:
         assert few[-1]["tensor"] == f"{len(every) - SHOWN} more rows"
         assert sum(x["bytes"] for x in few) == sum(x["bytes"] for x in every)
         assert sum(x["storages"] for x in few) == sum(x["storages"] for x in every)
+
+    def test_a_compiled_model_runs_eagerly_with_a_warning(self, memcalc):
+        outcome = memcalc("trace mine:compiled --format json")
+        assert outcome.err.startswith("memcalc: warning: torch.compile has no effect here")
+        rows = json.loads(outcome.out)["rows"]
+        assert peak(rows) == peak(asked(memcalc, "mine:make")["rows"])
 
     def test_ranks_shard_states(self, memcalc):
         rows = asked(memcalc, "mine:sharded --ranks 8 --all")["rows"]

@@ -46,6 +46,7 @@ class FakeCuda:
         gpu: The GPU.
         cublas: Bytes of a cuBLAS workspace on it.
         read: The operations that read a value, each with how often.
+        compiled: Whether ``torch.compile`` was called; what it was given runs eagerly.
 
     Raises:
         ConfigError: There is no such GPU.
@@ -66,6 +67,7 @@ class FakeCuda:
         self.cublas = cublas_workspace(self.capability)
         self.attention = attention
         self.read: dict[str, int] = {}
+        self.compiled = False
 
     def __enter__(self) -> "FakeCuda":
         with ExitStack() as stack:
@@ -98,6 +100,11 @@ class FakeCuda:
             if target and getattr(target, attribute, value) is not value:
                 self._stack.enter_context(mock.patch.object(target, attribute, value))
 
+    def _compile(self, model: Any = None, **options: Any) -> Any:
+        """``torch.compile``, which compiles nothing."""
+        self.compiled = True
+        return model if model is not None else lambda function: function
+
     def _replaced(self) -> Iterator[tuple[Any, str, Any]]:
         """Attributes with the values that they have while the device is entered."""
         for name, value in self._answers().items():
@@ -108,6 +115,7 @@ class FakeCuda:
         yield optimizers, "_foreach_supported_types", types
         yield torch, "tensor", _tensor
         yield torch.utils, "swap_tensors", _swap
+        yield torch, "compile", self._compile
         yield torch.amp.GradScaler, "_maybe_opt_step", _step
         if torch.distributed.is_available():
             ranks = import_module("memcalc.validation.step.ranks")

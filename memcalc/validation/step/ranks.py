@@ -38,7 +38,36 @@ def fake_ranks(number: int) -> Iterator[None]:
         stack.enter_context(mock.patch.dict(os.environ, environment))
         nothing = mock.patch.object(dist, "init_process_group", mock.Mock())
         stack.enter_context(nothing)
+        for target, name, value in _ddp():
+            stack.enter_context(mock.patch.object(target, name, value))
         yield
+
+
+def _ddp() -> Iterator[tuple[Any, str, Any]]:
+    """What DDP does in C++ with values or with a device, replaced by nothing.
+
+    Buckets are not rebuilt after the first iteration: their bytes would be the same.
+    """
+    ddp = import_module("torch.nn.parallel.distributed")
+    init, c10d = ddp.DistributedDataParallel.__init__, import_module("torch._C._distributed_c10d")
+
+    def with_hook(self: Any, *args: Any, **how: Any) -> None:
+        init(self, *args, **how)
+        c10d._register_comm_hook(self.reducer, None, _reduced)
+
+    yield ddp.DistributedDataParallel, "__init__", with_hook
+    yield ddp, "_verify_param_shape_across_processes", mock.Mock()
+    yield ddp, "_sync_module_states", mock.Mock()
+    yield c10d.Logger, "set_construction_data_and_log", mock.Mock()
+    yield c10d.Logger, "set_runtime_stats_and_log", mock.Mock()
+    yield c10d.Reducer, "_rebuild_buckets", mock.Mock(return_value=False)
+
+
+def _reduced(state: None, bucket: Any) -> torch.futures.Future[Any]:
+    """A bucket that is reduced in place, at once."""
+    done: torch.futures.Future[Any] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def mesh_of_real_ranks(mesh: Any, *args: Any, _init: Any = DeviceMesh.__init__, **how: Any) -> None:
