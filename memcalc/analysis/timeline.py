@@ -88,12 +88,23 @@ def replay(config: Config) -> Replay | None:
     """
     if not covers(config):
         return None
-    expandable = config.run.environment.expandable_segments
-    allocator = Allocator(AllocatorConf(expandable_segments=expandable))
-    blocks: dict[Hashable, Block] = {}
-    for number, event in enumerate(events(Rank(config, 0))):
+    allocator = allocator_of(config)
+    for number, _ in enumerate(played(config, allocator)):
         if number > MOST_EVENTS:
             return None
+    return Replay(allocator.most_requested, allocator.most_allocated, allocator.most_reserved)
+
+
+def allocator_of(config: Config) -> Allocator:
+    """A caching allocator with the run's settings, on a GPU of unlimited memory."""
+    expandable = config.run.environment.expandable_segments
+    return Allocator(AllocatorConf(expandable_segments=expandable))
+
+
+def played(config: Config, allocator: Allocator) -> Iterator[Event]:
+    """The events of ``events``, each when the allocator has carried it out."""
+    blocks: dict[Hashable, Block] = {}
+    for event in events(Rank(config, 0)):
         if event.storage is None:
             if event.op == LAST_ITERATION:
                 allocator.reset_peaks()
@@ -101,7 +112,7 @@ def replay(config: Config) -> Replay | None:
             blocks[event.storage] = allocator.malloc(event.bytes)
         else:
             allocator.free(blocks.pop(event.storage))
-    return Replay(allocator.most_requested, allocator.most_allocated, allocator.most_reserved)
+        yield event
 
 
 LAST_ITERATION = "the last iteration begins"

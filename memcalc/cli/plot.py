@@ -75,6 +75,7 @@ def plot() -> None:
       memcalc plot techniques llama-3-70b --tp 8 -s 8192 -o llama.pdf
       memcalc plot memory 175b --sp --recompute selective -o memory.png
       memcalc plot stages 530b --vpp 1 --recompute full -o stages.svg
+      memcalc plot step gpt2 --implementation transformers-eager --precision fp32 -o s.png
       memcalc plot backtest runs.jsonl -o runs.png
       memcalc plot paper-7 -o figure7.png
     """
@@ -161,6 +162,21 @@ def stages(model: str, accounting: str, output: Path, **settings: Any) -> None:
       memcalc plot stages 175b --sp --recompute selective --accounting exact -o stages.png
     """
     _of_model("stages", model, output, settings, accounting)
+
+
+@kind("step", *(name for name in EVERY if name != "accounting"))
+@model
+def step(model: str, output: Path, **settings: Any) -> None:
+    """What one iteration has allocated and reserved, event by event.
+
+    From left to right: the allocations and frees of a training step in PyTorch. Their order is
+    known on one GPU, or with DDP, where autograd makes the gradients.
+
+    \b
+    Examples:
+      memcalc plot step gpt2 --implementation transformers-eager --precision fp32 -o s.png
+    """
+    _of_model("step", model, output, settings)
 
 
 @kind("backtest")

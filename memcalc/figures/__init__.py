@@ -15,6 +15,7 @@ KINDS = {
     "techniques": "memcalc.figures.techniques:draw",
     "memory": "memcalc.figures.memory:draw",
     "stages": "memcalc.figures.stages:draw",
+    "step": "memcalc.figures.step:draw",
 }
 
 ACCOUNTED = ("techniques", "stages")  # the kinds for which an accounting can be chosen
@@ -40,7 +41,8 @@ def plot(
     Args:
         kind: ``techniques``: memory of one layer under each technique, by its parts; ``memory``:
             memory per GPU at every pipeline stage; ``stages``: activations of every pipeline
-            stage, at its peak and over time; ``paper-1``, ``paper-7``, ``paper-8``: figures of
+            stage, at its peak and over time; ``step``: what a step has allocated, event by event;
+            ``paper-1``, ``paper-7``, ``paper-8``: figures of
             Korthikanti et al. 2022, with memcalc's numbers; ``onchip``: the largest recurrent
             layers that GPUs hold, and published ones; ``backtest``: predicted against measured
             peaks.

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import matplotlib
@@ -12,7 +13,11 @@ import pytest
 from matplotlib.text import Text
 
 from memcalc import figures, load, plot
-from memcalc.figures import stages, style
+from memcalc.analysis.device import device
+from memcalc.analysis.rank import Rank
+from memcalc.analysis.timeline import LAST_ITERATION, events, replay
+from memcalc.analysis.walk import SAVED
+from memcalc.figures import stages, step, style
 
 HOSTILE_RC = {
     "usetex": b"text.usetex: True\nfont.size: 40\nsavefig.dpi: 10\nsavefig.bbox: tight\n",
@@ -120,6 +125,7 @@ class TestCommand:
         assert {"--pp", "--dp", "--recompute", "--cross-entropy"} < listed("stages")
         assert not {"--gpu", "--optimizer", "--zero"} & listed("stages")
         assert {"--pp", "--gpu", "--optimizer", "--zero"} < listed("memory")
+        assert {"--gpu", "--optimizer", "--main-grads"} < listed("step")
 
     @pytest.mark.parametrize("kind", ["techniques", "stages"])
     @pytest.mark.parametrize(
@@ -164,6 +170,8 @@ class TestCommand:
 
 RUNS = Path(__file__).parents[1] / "runs.jsonl"
 DUALPIPE = {"pp": 16, "schedule": "dualpipe", "global_batch_size": 64}
+IN_BACKWARD = {"implementation": "transformers-sdpa", "main_grads": "bf16"}
+IN_BACKWARD |= {"main_params": "none", "moments": "bf16"}
 LONG = "W" * 300  # the widest letter there is
 
 # What is drawn, of what: one stage and many, every kind of layer, no GPU and one, long names.
@@ -182,6 +190,10 @@ DRAWN = [
     ("techniques", "llama-3-8b", {}),
     ("techniques", "deepseek-v3", {"seq_length": 4096, "tp": 8}),
     ("techniques", "t5-11b", {"seq_length": 16}),
+    ("step", "gpt2", IN_BACKWARD),
+    ("step", "llama-3.2-1b", {"seq_length": 2048, "gpu": "a100", **IN_BACKWARD}),
+    ("step", "gpt2", {"global_batch_size": 8, "recompute": "full", **IN_BACKWARD}),
+    ("step", "mixtral-8x7b", {"optimizer": "sgd", "keep_gradients": True, **IN_BACKWARD}),
     *((kind, LONG, {}) for kind in ("memory", "stages", "techniques")),
     *((kind, None, {}) for kind in figures.PAPER),
     ("backtest", RUNS, {}),
@@ -259,3 +271,110 @@ class TestStages:
         parts = [style.BarPart(name, "red", "", range(number)) for name in "ab"]
         assert style.stack(axes, parts) == [2 * height for height in range(number)]
         assert len(axes.collections) == 2
+
+
+class TestStep:
+    """The figure of one iteration, from the events of ``memcalc.analysis.timeline``."""
+
+    @staticmethod
+    def curve(name="gpt2", **settings):
+        return step.curve(load(name, **{**IN_BACKWARD, **settings}).padded)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"seq_length": 16},
+            {"recompute": "full", "global_batch_size": 4},
+            {"keep_gradients": True, "dp": 2},
+            {"optimizer_step": "fused", "holds_logits": False},
+        ],
+    )
+    @pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b"])
+    def test_its_peak_is_that_of_memory(self, name, settings):
+        settings = {"seq_length": 512, **IN_BACKWARD, **settings}
+        config = load(name, **settings).padded
+        drawn = step.curve(config)
+        (memory,) = device(config)
+        assert drawn.peak.allocated == memory.peak.bytes
+        assert max(point.reserved for point in drawn.points) == replay(config).reserved
+        assert {"optimizer step": "step"}.get(memory.peak.name, memory.peak.name) == (
+            drawn.peak.phase
+        )
+        assert all(size >= 0 for point in drawn.points for size in point.sizes)
+
+    def test_what_lives_when(self):
+        """Weights 2 bytes per parameter, moments 4; in the step gradients 2, square roots 2."""
+        config = load("gpt2", **IN_BACKWARD).padded
+        number = Rank(config, 0).parameters.total()
+        points = self.curve().points
+        most = {
+            phase: dict(
+                zip(step.KINDS, map(max, zip(*(p.sizes for p in group), strict=True)), strict=True)
+            )
+            for phase, group in groupby(points, key=lambda point: point.phase)
+        }
+        assert {sizes["weights"] for sizes in most.values()} == {2 * number}
+        assert {sizes["optimizer"] for sizes in most.values()} == {4 * number}
+        assert [most[phase]["gradients"] for phase in ("forward", "loss", "step")] == [
+            0,
+            0,
+            2 * number,
+        ]
+        assert most["step"]["temporary"] == 2 * number
+        logits = 1024 * config.model.vocab_size
+        assert 2 * logits < most["embedding backward"]["logits"] < 2.1 * logits  # returned
+        # fp32 log-probabilities, two gradients of their size, and the logits that are returned
+        assert 14 * logits < most["head backward"]["logits"] < 14.1 * logits
+        assert most["step"]["logits"] == most["step"][SAVED] == 0
+
+    def test_the_phases_have_all_events(self):
+        drawn = self.curve()
+        config = load("gpt2", **IN_BACKWARD).padded
+        (*_, last) = (
+            list(group)
+            for mark, group in groupby(events(Rank(config, 0)), lambda e: e.op == LAST_ITERATION)
+            if not mark
+        )
+        assert sum(n for _, n in drawn.phases) == sum(e.storage is not None for e in last)
+
+    def test_few_points_are_drawn_and_the_peak_is_one_of_them(self):
+        config = load("llama-3-70b", seq_length=64, recompute="full", **IN_BACKWARD).padded
+        drawn = step.curve(config)
+        assert sum(n for _, n in drawn.phases) > 10 * step.MOST_POINTS
+        assert len(drawn.points) <= step.MOST_POINTS + len(drawn.phases)
+        assert drawn.peak.allocated == replay(config).allocated
+
+    def test_micro_batches_that_are_not_drawn_are_said(self):
+        (axes,) = plot("step", load("gpt2", global_batch_size=8, **IN_BACKWARD)).axes
+        assert axes.get_xlabel().endswith("; 2 of 8 micro-batches")
+        (axes,) = plot("step", load("gpt2", global_batch_size=2, **IN_BACKWARD)).axes
+        assert "micro-batches" not in axes.get_xlabel()
+
+    def test_the_peak_and_the_gpu_are_in_the_legend(self):
+        (axes,) = plot("step", load("gpt2", gpu="a10", **IN_BACKWARD)).axes
+        shown = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert shown[0] == "a10: 21.99 GiB"
+        assert shown[1].splitlines()[1:] == ["head backward", "loss_log_softmax"]
+        assert "reserved" in shown
+
+    @pytest.mark.parametrize(
+        ("options", "dtype"),
+        [
+            ("", "bf16"),
+            ("--implementation transformers-sdpa", "bf16"),
+            ("--implementation transformers-eager --precision fp32 --pp 2", "fp32"),
+            ("--implementation torch --dp 8 --zero 3 --sharder fsdp2", "bf16"),
+        ],
+    )
+    def test_a_run_whose_order_is_not_known_is_refused_with_what_to_pass(
+        self, memcalc, tmp_path, options, dtype
+    ):
+        outcome = memcalc(f"plot step gpt2 {options} -o {tmp_path}/x.png")
+        assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+        assert outcome.err.startswith("memcalc plot step: ") or outcome.err.startswith("memcalc: ")
+        assert (
+            f"pass --implementation transformers-sdpa (or torch) --main-grads {dtype} "
+            f"--main-params none --moments {dtype}, and leave out --tp, --pp, --cp and --zero"
+        ) in outcome.err
+        assert not list(tmp_path.iterdir())
