@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -92,7 +93,8 @@ def run(
         for number in range(steps):
             doing(f"running step {number + 1} of {steps}")
             ends.append(0)
-            step.run()
+            with torch.device("cpu"):  # a usual loop has no default device
+                step.run()
             ends[-1] = len(tracker.log)
     read = sum(cuda.read.values())
     notes = [step.about, *told]

@@ -320,6 +320,15 @@ class TestTheLog:
             gc.collect()
         assert tracker.allocated == tracker.replay().allocated == 0
 
+    def test_torch_cuda_knows_its_memory(self):
+        with FakeCuda(), Tracker() as tracker:
+            x = torch.ones(2**20)
+            torch.cuda.reset_peak_memory_stats()
+            assert torch.cuda.memory_allocated() == tracker.allocated == 4 * x.numel()
+            assert torch.cuda.max_memory_allocated() == 2**22
+            assert torch.cuda.max_memory_reserved() == 20 * 2**20
+            assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == 2**22
+
     def test_expandable_segments_grow(self):
         with FakeCuda(), Tracker() as tracker:
             for size in (12, 13):

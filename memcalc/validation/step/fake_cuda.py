@@ -173,7 +173,7 @@ class _Fake(FakeTensorMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; if its output depends on values, make up one."""
-        if func is torch.ops._c10d_functional.wait_tensor.default:
+        if func in _SAME:
             return args[0]
         try:
             return super().dispatch(func, types, args, kwargs or {})
@@ -195,6 +195,8 @@ def _all_indices(tensor: Tensor) -> Tensor:
     return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
 
+# Operations that return what they are given: no collective runs, and the host's memory is not ours.
+_SAME = (torch.ops._c10d_functional.wait_tensor.default, aten._pin_memory.default)
 _VALUES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: _one,
     aten.equal.default: lambda first, second: True,

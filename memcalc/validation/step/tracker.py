@@ -20,6 +20,7 @@ from memcalc.analysis.allocator import Allocator, AllocatorConf
 from memcalc.analysis.allocator import Block as AllocatorBlock
 from memcalc.validation.step.gradients import adds_in_place, uses_of_unshared
 from memcalc.validation.step.modules import Modules
+from memcalc.validation.step.statistics import statistics
 from memcalc.validation.step.storages import Event, Peak, Storage, plain, storage_of
 from memcalc.validation.step.streams import Stream
 from memcalc.validation.step.workspaces import GEMMS, workspace
@@ -73,6 +74,9 @@ class Tracker(TorchDispatchMode):
         uses_of_unshared(self.device)
         with ExitStack() as stack:
             stack.enter_context(self._modules.followed())
+            if self.device == "cuda" and not torch.backends.cuda.is_built():
+                for name, function in statistics(self).items():
+                    stack.enter_context(mock.patch.object(torch.cuda, name, function))
             stack.enter_context(self._resizes())
             stack.enter_context(self._propagation())
             super().__enter__()
