@@ -14,6 +14,7 @@ from memcalc.errors import UsageError
 from memcalc.validation.layers import hugging_face
 from memcalc.validation.layers.models import class_of, configured, content_of_model
 from memcalc.validation.layers.modules import TYPES
+from memcalc.validation.measuring.valueless import quiet
 from memcalc.validation.step.fake_cuda import FakeCuda
 from memcalc.validation.step.tracker import Tracker
 
@@ -33,6 +34,7 @@ def run(config: Config) -> Tracker:
     require(config)
     tracker = Tracker()
     with ExitStack() as stack:
+        stack.enter_context(quiet())
         stack.enter_context(_quiet())
         stack.enter_context(FakeCuda(config.run.gpu or GPU))
         stack.enter_context(tracker)
