@@ -378,6 +378,13 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             help=f"Framework whose layer is modeled: {', '.join(IMPLEMENTATIONS)}.  "
             "[default: megatron; paper for 22b, 175b, 530b and 1t]",
         ),
+        "versions": partial(
+            option,
+            "--with",
+            "versions",
+            metavar="NAME=VERSION,...",
+            help="Versions of libraries: torch, transformers.  [default: recent ones]",
+        ),
         "attention": partial(
             option,
             "--attention",
@@ -496,7 +503,7 @@ STATES = (
     *("main_params", "moments", "bucket", "keep_gradients"),
 )
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
-KERNELS = ("attention", "expert_products", "dropout", "precision", "implementation")
+KERNELS = ("versions", "attention", "expert_products", "dropout", "precision", "implementation")
 LOSS = ("cross_entropy", "holds_logits")
 SHOW = ("wide", "format", "output", "force")
 

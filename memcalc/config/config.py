@@ -134,6 +134,9 @@ class Config:
         model, kernels = self.model, self.run.implementation
         if not kernels.fused_attention or not kernels.keeps_masks:
             return "none"
+        version, between = self.run.environment.transformers, kernels.maker.masks_from_to
+        if version and between and model.causal and between[0] <= version <= between[1]:
+            return "all"
         if model.calls_attention or model.position == "relative":
             return "all"
         window = model.sliding_window

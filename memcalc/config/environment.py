@@ -9,6 +9,11 @@ from typing import Any
 from memcalc.config import fields
 from memcalc.errors import ConfigError, nearest
 
+# What --with calls a library, and the attribute of its version.
+LIBRARIES = {"torch": "pytorch", "pytorch": "pytorch", "transformers": "transformers"}
+MOST_TEXT = 200  # characters of --with
+VERSIONS = tuple(dict.fromkeys(LIBRARIES.values()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
@@ -16,6 +21,7 @@ class Environment:
 
     Attributes:
         pytorch: PyTorch's version; None is a recent version.
+        transformers: Hugging Face transformers' version; None is a recent version.
         cublas_workspace: The value of ``CUBLAS_WORKSPACE_CONFIG``, as in ``:4096:8``, or None.
         deterministic: Whether kernels must be deterministic.
         fused_gradients: Whether weight-gradient GEMMs accumulate in place (Megatron-LM's gradient
@@ -34,6 +40,7 @@ class Environment:
     """
 
     pytorch: tuple[int, int] | None = None
+    transformers: tuple[int, int] | None = None
     cublas_workspace: str | None = None
     deterministic: bool = False
     fused_gradients: bool = True
@@ -45,8 +52,9 @@ class Environment:
         flags = ("deterministic", "fused_gradients", "loader_mask", "expandable_segments")
         for name in flags:
             fields.flag(name, getattr(self, name))
-        if self.pytorch is not None:
-            object.__setattr__(self, "pytorch", _version(self.pytorch))
+        for name in VERSIONS:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _version(name, value))
         if type(self.deferred_gradients) is not int or self.deferred_gradients:
             fields.whole("deferred_gradients", self.deferred_gradients, 2**31)
         if self.cublas_workspace is not None:
@@ -87,11 +95,36 @@ def environment(value: Any) -> Environment:
     return Environment(**value)
 
 
-def _version(value: Any) -> tuple[int, int]:
-    """A version of two numbers, from a text or two whole numbers."""
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", value):
-        value = tuple(int(part) for part in value.split("."))
+def versions(text: Any) -> dict[str, Any]:
+    """The versions in the text of ``--with``, by the names of ``Environment``'s attributes.
+
+    >>> versions("transformers=4.57.6,torch=2.9")
+    {'transformers': '4.57.6', 'pytorch': '2.9'}
+
+    Raises:
+        ConfigError: It is not NAME=VERSION pairs, or a name is unknown.
+    """
+    found: dict[str, Any] = {}
+    if not isinstance(text, str) or len(text) > MOST_TEXT:
+        raise ConfigError(f"--with must be library=version pairs, not {fields.shown(text)}")
+    for pair in filter(None, text.split(",")):
+        name, _, version = pair.strip().partition("=")
+        if name not in LIBRARIES:
+            hint = nearest(name[:40], LIBRARIES)
+            raise ConfigError(
+                f"--with has library=version pairs, not {pair.strip()[:40]!r}; {hint}"
+            )
+        found[LIBRARIES[name]] = version
+    return found
+
+
+def _version(name: str, value: Any) -> tuple[int, int]:
+    """A version's first two numbers, from a text or two whole numbers."""
+    if isinstance(value, str) and re.fullmatch(
+        r"[0-9]{1,4}\.[0-9]{1,4}(\.[0-9a-z+.]{1,20})?", value
+    ):
+        value = tuple(int(part) for part in value.split(".")[:2])
     numbers = isinstance(value, (tuple, list)) and len(value) == 2
     if not numbers or not all(type(part) is int and 0 <= part < 10_000 for part in value):
-        raise ConfigError(f"pytorch must be a version, such as 2.12, not {fields.shown(value)}")
+        raise ConfigError(f"{name} must be a version, such as 2.12, not {fields.shown(value)}")
     return value[0], value[1]

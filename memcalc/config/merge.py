@@ -7,7 +7,7 @@ from typing import Any
 from memcalc.config import fields, kernels, pipeline
 from memcalc.config.assumption import Assumption
 from memcalc.config.config import Config
-from memcalc.config.environment import environment
+from memcalc.config.environment import environment, versions
 from memcalc.config.families import require_layer
 from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
@@ -70,8 +70,9 @@ def configure(source: Source, overrides: Mapping[str, Any], run: Source | None =
     assumed += _shard(said)
     if said.get("zero") and "dp" not in said:
         assumed.append(Assumption("dp", 1))
-    if "environment" in said:
-        said["environment"] = environment(said["environment"])
+    if "environment" in said or "versions" in said:
+        there = environment(said.get("environment", {}))
+        said["environment"] = replace(there, **versions(said.get("versions", "")))
     implementation = kernels.chosen(said, model.family)
     if "implementation" not in said:
         why = _other_layers(model, source.framework, str(said.get("sharder")))

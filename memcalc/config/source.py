@@ -29,7 +29,7 @@ RUN_SETTINGS = (
 OTHER_SETTINGS = (
     *("recompute", "implementation", "attention", "expert_products", "dropout"),
     *("cross_entropy", "batch_first", "softmax_fp32", "fused_gate", "gathers_tokens"),
-    "holds_logits",
+    *("holds_logits", "versions"),
     *("distributed_optimizer", "vocab_size", "vocab_multiple"),
 )
 SETTINGS = (*PARALLEL_SETTINGS, *RUN_SETTINGS, *OTHER_SETTINGS)

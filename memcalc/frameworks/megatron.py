@@ -32,6 +32,7 @@ MEGATRON = Framework(
     built=True,
     local_spec=True,
     dtensor=False,
+    masks_from_to=(),
     attentions={},
     sharded_as="",
     optimizer_step="fused",  # Megatron-core optimizer/__init__.py: FusedAdam of TE or Apex

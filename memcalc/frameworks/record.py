@@ -33,6 +33,8 @@ class Framework(NamedTuple):
         built: Whether its layers can be built today.
         local_spec: Whether Megatron-core's local layer spec is one of its own.
         dtensor: Whether its layers are plain modules that DTensor shards.
+        masks_from_to: The first and the last version that makes a mask for every causal model, so
+            that no flash kernel runs; or nothing.
         attentions: The implementation of each attention kernel, where an implementation is named
             after its kernel; else nothing.
         sharded_as: The implementation as which its tensors are sharded under tensor parallelism,
@@ -64,6 +66,7 @@ class Framework(NamedTuple):
     built: bool
     local_spec: bool
     dtensor: bool
+    masks_from_to: tuple[tuple[int, int], tuple[int, int]] | tuple[()]
     attentions: Mapping[str, str]
     sharded_as: str
     optimizer_step: str

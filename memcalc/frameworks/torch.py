@@ -25,6 +25,7 @@ TORCH = Framework(
     built=True,
     local_spec=False,
     dtensor=True,
+    masks_from_to=(),
     attentions={},
     sharded_as="",
     optimizer_step="foreach",  # optim/optimizer.py: _default_to_fused_or_foreach, on CUDA

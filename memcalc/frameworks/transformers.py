@@ -17,6 +17,7 @@ TRANSFORMERS = torch.TORCH._replace(
     whole_models=True,
     layers="transformers",
     dtensor=False,
+    masks_from_to=((4, 53), (4, 57)),  # masking_utils.py: find_packed_sequence_indices
     attentions={"unfused": "transformers-eager", "flash": "transformers-sdpa"},
     sharded_as="torch",
     lasting="memcalc.frameworks.transformers:lasting",

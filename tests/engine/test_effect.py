@@ -55,6 +55,7 @@ VALUES = {
     "gpu": "h100",
     "cross_entropy": "te",
     "expert_products": "sequential",
+    "versions": "torch=2.9",
 }
 FLAGS = {"sp", "distributed_optimizer", "embedding_as_layer", "loss_as_layer", "fp8_params"}
 FLAGS |= {"keep_gradients", "ema", "holds_logits"}
