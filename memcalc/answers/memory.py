@@ -374,6 +374,7 @@ def _setting_notes(config: Config, explain: bool) -> Iterator[str]:
         yield (
             f"peak: weights + gradients + optimizer ({own}moments) + activations + logits + buffers"
         )
+    yield _accuracy(config)
     if parallel.pp > 1:
         what = parallel.scheduling.summary
         yield f"schedule: {parallel.order} ({what}), for {batch_note(config)}"
@@ -408,6 +409,17 @@ def _setting_notes(config: Config, explain: bool) -> Iterator[str]:
     tied = [stage for stage in range(parallel.pp) if Rank(config, stage).copies]
     if tied:
         yield f"embedding table: a copy is on {_ranges(tied)}"
+
+
+def _accuracy(config: Config) -> str:
+    """How far peaks were off measured runs of the framework that runs the step."""
+    known, title = config.framework.accuracy, config.framework.title
+    if known is None:
+        return f"accuracy: not compared with measured runs of {title}"
+    return (
+        f"accuracy: peaks of {known.runs} measured runs of {title} were off by {known.median} % in "
+        f"the median and {known.worst} % at worst ({known.source})"
+    )
 
 
 def _of_a_parameter(config: Config) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from memcalc.frameworks.record import ESTIMATED, Buffer, Framework, Rank, Sharder
+from memcalc.frameworks.record import ESTIMATED, Accuracy, Buffer, Framework, Rank, Sharder
 
 MEGATRON_BUFFER = "Megatron-core tensor_parallel/layers.py: get_global_memory_buffer"
 MEGATRON_TOKENS = (
@@ -20,6 +20,7 @@ MEGATRON_ROTARY = "Megatron-core models/common/embeddings/rotary_pos_embedding.p
 
 MEGATRON = Framework(
     title="Megatron-LM",
+    accuracy=Accuracy(196, "0.19", "23.5", "docs/runs.md"),
     steps_with=("megatron", "megatron-fsdp"),
     fuses_gradients=True,  # into main_grad
     gradients_in_backward=False,
@@ -49,6 +50,7 @@ MEGATRON = Framework(
 # What Korthikanti et al. 2022 count: activations, weights, gradients and states, and no buffers.
 MEGATRON_2022 = MEGATRON._replace(
     title="Megatron-LM of 2022",
+    accuracy=None,
     steps_with=("megatron", "megatron-fsdp", "deepspeed", "fsdp2", "nanotron"),
     built=False,
     global_buffer=False,

@@ -10,11 +10,28 @@ from typing import Any, NamedTuple, Protocol
 READ, ESTIMATED = "framework-dependent", "estimated"  # how sure a size is; see analysis.parts
 
 
+class Accuracy(NamedTuple):
+    """How far memcalc's peaks were off measured runs of a framework's step.
+
+    Attributes:
+        runs: The number of runs.
+        median: The median of the absolute errors, in percent.
+        worst: The largest one.
+        source: Where the runs and their errors are listed.
+    """
+
+    runs: int
+    median: str
+    worst: str
+    source: str
+
+
 class Framework(NamedTuple):
     """A framework: what its layers and its training step do beside the physics of a graph.
 
     Attributes:
         title: Its name in messages.
+        accuracy: How far peaks were off measured runs of its step; None: there are none.
         steps_with: The sharders with which it runs the step of its own layers. With another one,
             that sharder's framework runs it.
         fuses_gradients: Whether its step has a buffer in which GEMMs accumulate weight gradients
@@ -54,6 +71,7 @@ class Framework(NamedTuple):
     """
 
     title: str
+    accuracy: Accuracy | None
     steps_with: Collection[str]
     fuses_gradients: bool
     gradients_in_backward: bool

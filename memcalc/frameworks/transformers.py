@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from memcalc.frameworks import torch
-from memcalc.frameworks.record import Buffer, Rank
+from memcalc.frameworks.record import Accuracy, Buffer, Rank
 
 ROTARY = "transformers models/llama/modeling_llama.py: LlamaRotaryEmbedding, inv_freq, twice"
 BATCH = "transformers data/data_collator.py: DataCollatorForLanguageModeling, input_ids and labels"
@@ -13,6 +13,7 @@ POSITIONS = "PyTorch utils/checkpoint.py: checkpoint, its arguments; position_id
 
 TRANSFORMERS = torch.TORCH._replace(
     title="Hugging Face",
+    accuracy=Accuracy(2, "0.02", "0.02", "docs/runs.md"),
     clamps_fp16=True,
     whole_models=True,
     layers="transformers",

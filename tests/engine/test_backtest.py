@@ -23,6 +23,7 @@ from memcalc.checks.backtest import MORE_FLAGS, NO_FLAGS, UNKNOWN_WORLD, backtes
 from memcalc.checks.runs import read
 from memcalc.config.readers.megatron.names import UNMODELLED, UNMODELLED_VALUES
 from memcalc.errors import InputError
+from memcalc.frameworks import FRAMEWORKS
 from memcalc.units import MIB
 
 RUNS = Path(__file__).parents[1] / "runs.jsonl"  # made up: of both forms, one of them flagged
@@ -128,6 +129,13 @@ class TestMeasuredRuns:
         for name, shown in zip(("b200", "ci"), shown_summaries(), strict=True):
             path = Path(os.environ[VARIABLE]) / f"megatron_{name}.jsonl"
             assert shown == [note for note in backtest(path).notes if is_summary(note)]
+
+    def test_memory_says_what_the_rows_say(self, measured):
+        known = FRAMEWORKS["megatron"].accuracy
+        errors = [abs(row.peak_error) for row in measured("ci") if not row.flags]
+        assert known.runs == len(errors)
+        assert known.median == f"{100 * median(errors):.2f}"
+        assert known.worst == f"{100 * max(errors):.1f}"
 
     def test_a_bound_is_held_by_the_command(self, measured, memcalc):
         path = Path(os.environ[VARIABLE]) / "megatron_ci.jsonl"

@@ -58,3 +58,4 @@ def test_measured_runs_of_that_version_are_met(name, settings, measured):
     config = load(name, **RUN, keep_gradients=True, versions=versions, **settings).padded
     peak = device(config)[0].peak.bytes
     assert peak == pytest.approx(measured, rel=5e-4)
+    assert f"{100 * abs(peak / measured - 1):.2f}" <= config.framework.accuracy.worst
