@@ -19,7 +19,7 @@ from memcalc.config.parallel import CONTEXT_KINDS
 from memcalc.config.pipeline import MOST, SCHEDULES
 from memcalc.config.recompute import MEGATRON_MODULES, METHODS, POLICIES, REGIONS
 from memcalc.config.run import FROZEN, MAIN_GRADS, MAIN_PARAMS, MOMENTS
-from memcalc.frameworks import SHARDERS
+from memcalc.frameworks import FRAMEWORKS, SHARDERS
 from memcalc.render import RENDERERS
 
 FORMATS = tuple(RENDERERS)
@@ -378,6 +378,14 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
             help=f"Framework whose layer is modeled: {', '.join(IMPLEMENTATIONS)}.  "
             "[default: megatron; paper for 22b, 175b, 530b and 1t]",
         ),
+        "framework": partial(
+            option,
+            "--framework",
+            type=Word(FRAMEWORKS),
+            metavar="NAME",
+            help=f"Framework that runs the step: {', '.join(FRAMEWORKS)}; without "
+            "--implementation, its usual layers too.  [default: the layers' or the sharder's]",
+        ),
         "versions": partial(
             option,
             "--with",
@@ -503,7 +511,15 @@ STATES = (
     *("main_params", "moments", "bucket", "keep_gradients"),
 )
 CHOICES = ("sp", "recompute", "recompute_method", "recompute_layers")
-KERNELS = ("versions", "attention", "expert_products", "dropout", "precision", "implementation")
+KERNELS = (
+    "framework",
+    "versions",
+    "attention",
+    "expert_products",
+    "dropout",
+    "precision",
+    "implementation",
+)
 LOSS = ("cross_entropy", "holds_logits")
 SHOW = ("wide", "format", "output", "force")
 

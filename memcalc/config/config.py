@@ -12,7 +12,7 @@ from memcalc.config.model import Model
 from memcalc.config.parallel import Parallel
 from memcalc.config.run import Run
 from memcalc.errors import ConfigError
-from memcalc.frameworks import of_step
+from memcalc.frameworks import FRAMEWORKS, of_step
 from memcalc.frameworks.record import Framework
 
 MOST_TP = 128  # the largest tensor-parallel size that a message names
@@ -144,7 +144,14 @@ class Config:
 
     @property
     def framework(self) -> Framework:
-        """The framework that runs the step: the layers' own, or the sharder's."""
+        """The framework that runs the step: the named one, the layers' own, or the sharder's.
+
+        >>> from memcalc.config import load
+        >>> load("gpt2").framework.title, load("gpt2", framework="torch").framework.title
+        ('Megatron-LM', 'PyTorch')
+        """
+        if self.run.framework is not None:
+            return FRAMEWORKS[self.run.framework]
         return of_step(self.run.implementation.framework, self.parallel.sharder)
 
     @property

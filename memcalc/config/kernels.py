@@ -10,6 +10,7 @@ from memcalc.config.families import FAMILIES
 from memcalc.config.gpus import gpu
 from memcalc.config.implementation import CROSS_ENTROPIES, IMPLEMENTATIONS, Implementation
 from memcalc.errors import ConfigError
+from memcalc.frameworks import FRAMEWORKS
 
 GIVEN = (
     *("expert_products", "cross_entropy", "holds_logits", "batch_first", "softmax_fp32"),
@@ -27,7 +28,9 @@ def chosen(said: Mapping[str, Any], family: str | None = None) -> Implementation
     Raises:
         ConfigError: The implementation is unknown, or does not have the attention.
     """
-    name = said.get("implementation", "megatron")
+    framework = said.get("framework", "megatron")
+    fields.word("framework", framework, FRAMEWORKS)
+    name = said.get("implementation", FRAMEWORKS[framework].kernels)
     if isinstance(name, Implementation):
         kernels = name
     else:

@@ -9,6 +9,7 @@ from memcalc.config.implementation import IMPLEMENTATIONS, Implementation
 from memcalc.config.optimizers import FORMS, OPTIMIZERS
 from memcalc.config.recompute import METHODS, POLICIES, REGIONS, Policy, policy
 from memcalc.errors import ConfigError
+from memcalc.frameworks import FRAMEWORKS
 
 FP8 = 89  # the first CUDA compute capability with fp8, times 10
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 2}
@@ -40,6 +41,8 @@ class Run:
             ``memcalc.config.recompute.METHODS``, or None, where every layer is recomputed alone.
         recompute_layers: That number, or None: 1 of uniform, all of block; 0 is no recomputation.
         implementation: The kernels.
+        framework: The framework that runs the step, a word of ``FRAMEWORKS``; None: that of the
+            layers, or the sharder's.
         imbalance: Tokens routed to the busiest expert rank, as a multiple of a balanced share: 1
             with a balanced router, ``ep`` where it receives all tokens.
         gpu: The name of the GPU, or None if unknown.
@@ -75,6 +78,7 @@ class Run:
     recompute_method: str | None = None
     recompute_layers: int | None = None
     implementation: Implementation = IMPLEMENTATIONS["megatron"]
+    framework: str | None = None
     imbalance: float = 1
     gpu: str | None = None
     optimizer: str = "adam"
@@ -103,6 +107,8 @@ class Run:
         if not isinstance(self.implementation, Implementation):
             fields.word("implementation", self.implementation, IMPLEMENTATIONS)
             object.__setattr__(self, "implementation", IMPLEMENTATIONS[self.implementation])
+        if self.framework is not None:
+            fields.word("framework", self.framework, FRAMEWORKS)
         self._method(policy(self.recompute))
         fields.between("imbalance", self.imbalance, 1, 1e9)
         if self.gpu is not None:

@@ -17,6 +17,7 @@ RUN_SETTINGS = (
     "micro_batch_size",
     "global_batch_size",
     "precision",
+    "framework",
     "gpu",
     "imbalance",
     "recompute_method",

@@ -5,6 +5,7 @@ from memcalc.frameworks.torch import TORCH
 
 DEEPSPEED = TORCH._replace(
     title="DeepSpeed",
+    kernels="transformers-sdpa",
     counts_steps=False,
     steps_with=("deepspeed",),
     optimizer_step="fused",  # runtime/engine.py: _configure_basic_optimizer, FusedAdam

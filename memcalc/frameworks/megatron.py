@@ -20,6 +20,7 @@ MEGATRON_ROTARY = "Megatron-core models/common/embeddings/rotary_pos_embedding.p
 
 MEGATRON = Framework(
     title="Megatron-LM",
+    kernels="megatron",
     accuracy=Accuracy(196, "0.19", "23.5", "docs/runs.md"),
     steps_with=("megatron", "megatron-fsdp"),
     fuses_gradients=True,  # into main_grad
@@ -50,6 +51,7 @@ MEGATRON = Framework(
 # What Korthikanti et al. 2022 count: activations, weights, gradients and states, and no buffers.
 MEGATRON_2022 = MEGATRON._replace(
     title="Megatron-LM of 2022",
+    kernels="paper",
     accuracy=None,
     steps_with=("megatron", "megatron-fsdp", "deepspeed", "fsdp2", "nanotron"),
     built=False,

@@ -31,6 +31,7 @@ class Framework(NamedTuple):
 
     Attributes:
         title: Its name in messages.
+        kernels: The implementation whose layers its step runs where none is named.
         accuracy: How far peaks were off measured runs of its step; None: there are none.
         steps_with: The sharders with which it runs the step of its own layers. With another one,
             that sharder's framework runs it.
@@ -71,6 +72,7 @@ class Framework(NamedTuple):
     """
 
     title: str
+    kernels: str
     accuracy: Accuracy | None
     steps_with: Collection[str]
     fuses_gradients: bool

@@ -13,6 +13,7 @@ DDP = "PyTorch torch/csrc/distributed/c10d/reducer.cpp: initialize_buckets"
 
 TORCH = Framework(
     title="PyTorch",
+    kernels="torch",
     accuracy=None,
     steps_with=("megatron", "megatron-fsdp", "fsdp2"),
     fuses_gradients=False,

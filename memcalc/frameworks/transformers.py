@@ -13,6 +13,7 @@ POSITIONS = "PyTorch utils/checkpoint.py: checkpoint, its arguments; position_id
 
 TRANSFORMERS = torch.TORCH._replace(
     title="Hugging Face",
+    kernels="transformers-sdpa",
     accuracy=Accuracy(2, "0.02", "0.02", "docs/runs.md"),
     clamps_fp16=True,
     whole_models=True,

@@ -56,6 +56,7 @@ VALUES = {
     "cross_entropy": "te",
     "expert_products": "sequential",
     "versions": "torch=2.9",
+    "framework": "torch",
 }
 FLAGS = {"sp", "distributed_optimizer", "embedding_as_layer", "loss_as_layer", "fp8_params"}
 FLAGS |= {"keep_gradients", "ema", "holds_logits"}
