@@ -63,6 +63,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("--flash", "--flash-attn", "--flash-attention", "--use-flash-attn"),
         ("--attention", "flash"),
     ),
+    "--with": ("--versions",),
     "--optim": ("--optimizer",),
     "--dtype": ("--precision",),
     "--bf16": ("--precision", "bf16"),

@@ -388,10 +388,10 @@ _GROUPED: dict[str, dict[str, Callable[..., Any]]] = {
         ),
         "versions": partial(
             option,
-            "--with",
-            "versions",
+            "--versions",
             metavar="NAME=VERSION,...",
-            help="Versions of libraries: torch, transformers.  [default: recent ones]",
+            help="Versions of libraries, such as transformers=4.57,torch=2.9; --with is the same.  "
+            "[default: recent ones]",
         ),
         "attention": partial(
             option,

@@ -9,9 +9,9 @@ from typing import Any
 from memcalc.config import fields
 from memcalc.errors import ConfigError, nearest
 
-# What --with calls a library, and the attribute of its version.
+# What --versions calls a library, and the attribute of its version.
 LIBRARIES = {"torch": "pytorch", "pytorch": "pytorch", "transformers": "transformers"}
-MOST_TEXT = 200  # characters of --with
+MOST_TEXT = 200  # characters of --versions
 VERSIONS = tuple(dict.fromkeys(LIBRARIES.values()))
 
 
@@ -96,7 +96,7 @@ def environment(value: Any) -> Environment:
 
 
 def versions(text: Any) -> dict[str, Any]:
-    """The versions in the text of ``--with``, by the names of ``Environment``'s attributes.
+    """The versions in the text of ``--versions``, by the names of ``Environment``'s attributes.
 
     >>> versions("transformers=4.57.6,torch=2.9")
     {'transformers': '4.57.6', 'pytorch': '2.9'}
@@ -106,13 +106,13 @@ def versions(text: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     if not isinstance(text, str) or len(text) > MOST_TEXT:
-        raise ConfigError(f"--with must be library=version pairs, not {fields.shown(text)}")
+        raise ConfigError(f"--versions must be library=version pairs, not {fields.shown(text)}")
     for pair in filter(None, text.split(",")):
         name, _, version = pair.strip().partition("=")
         if name not in LIBRARIES:
             hint = nearest(name[:40], LIBRARIES)
             raise ConfigError(
-                f"--with has library=version pairs, not {pair.strip()[:40]!r}; {hint}"
+                f"--versions has library=version pairs, not {pair.strip()[:40]!r}; {hint}"
             )
         found[LIBRARIES[name]] = version
     return found
