@@ -252,7 +252,8 @@ class _Passes:
         graphs = self._graphs(step.chunk)
         carried: tuple[Hashable, int] | None = None
         for name, kind, policy in graphs if forwards else reversed(graphs):
-            span = _span(self.rank.config, kind, policy, forwards, keeps)
+            graph, own = _graph(self.rank.config, kind), self.rank.config.run.activation_bytes
+            span = _span(graph, policy, own, forwards, keeps)
             owner = self.first, step.microbatch, step.chunk, name
             given, carried = carried, None
             for event in span.events:
@@ -311,10 +312,9 @@ class _Passes:
         return found
 
 
-@lru_cache(256)
-def _span(config: Config, name: str, policy: Policy, forwards: bool, keeps: bool) -> Span:
-    """The events of a layer of a kind, or of an end of the model."""
-    graph = _graph(config, name)
+@lru_cache(256)  # by the graph itself: one that is built again has other tensors
+def _span(graph: Graph, policy: Policy, own: int, forwards: bool, keeps: bool) -> Span:
+    """The events of a layer's pass, or of that of an end of the model."""
     read = {tensor for op in graph.ops for tensor in op.inputs}
     made = {tensor for op in graph.ops for tensor in op.outputs}
     outputs = [t for op in graph.ops for t in op.outputs if t not in read]
@@ -322,7 +322,6 @@ def _span(config: Config, name: str, policy: Policy, forwards: bool, keeps: bool
     if forwards:
         found = tuple(walk.forward_events(graph, policy))
         return Span(found, inputs[0] if inputs else None, outputs[-1] if outputs else None)
-    own = config.run.activation_bytes
     found = tuple(walk.backward_events(graph, policy, own, keeps=keeps))
     gone = [e.storage for e in found if e.op == "" and e.bytes < 0 and e.kind == walk.WORKING]
     takes = (outputs[-1], "gradient") if outputs else None

@@ -157,7 +157,7 @@ def backward_events(
     The gradients of the pass's outputs are born first, and those of its inputs die last. What the
     caller refers to outlives it. For the arguments, see ``backward``.
     """
-    saved = {entry.tensor for entry in kept(graph, policy)}
+    saved = [entry.tensor for entry in kept(graph, policy)]  # in order: so are frees
     runs = _runs(graph.ops, policy)
     walk = _Backward(graph, saved, own, gathers, splits, keeps)
     read = {tensor for op in graph.ops for tensor in op.inputs}
@@ -268,7 +268,13 @@ class _Backward(_Walk):
     """
 
     def __init__(
-        self, graph: Graph, held: set[Tensor], own: int, gathers: bool, splits: bool, keeps: bool
+        self,
+        graph: Graph,
+        held: Sequence[Tensor],
+        own: int,
+        gathers: bool,
+        splits: bool,
+        keeps: bool,
     ) -> None:
         super().__init__(graph)
         self.held = dict.fromkeys(held, SAVED)
@@ -306,10 +312,10 @@ class _Backward(_Walk):
 
     def again(self, ops: Sequence[Op]) -> Iterator[Event]:
         """The forward pass of a recomputed region; what it saves is held afterwards."""
-        inside = {whole for op in ops for whole in _saved(op)}
+        inside = [whole for op in ops for whole in _saved(op)]
         around = self.held_now()
         yield from self.now(ops[0].name, around)
-        keeps = inside | set(self.held)
+        keeps = {*inside, *self.held}
         yield from self.forward(ops, keeps, RECOMPUTED, around)
         self.held |= {tensor: RECOMPUTED for tensor in inside if tensor not in self.held}
 
@@ -369,8 +375,8 @@ class _Backward(_Walk):
         if late:
             self.late |= late
             self.waiting |= {self.shards.get(tensor, tensor) for tensor in op.outputs}
-        for tensor in _saved(op) - late:
-            if self._last[tensor] is op:
+        for tensor in _saved(op):
+            if tensor not in late and self._last[tensor] is op:
                 self.held.pop(tensor, None)
 
     def stay(self, needed: set[Tensor]) -> None:
@@ -379,8 +385,8 @@ class _Backward(_Walk):
             del self.held[tensor]
 
 
-def _saved(op: Op) -> set[Tensor]:
-    return {save.tensor.kept_as or save.tensor for save in op.saves}
+def _saved(op: Op) -> list[Tensor]:
+    return [save.tensor.kept_as or save.tensor for save in op.saves]
 
 
 def _runs(ops: Iterable[Op], policy: Policy) -> list[list[Op]]:
