@@ -57,14 +57,14 @@ class Point(NamedTuple):
     Attributes:
         place: The event's number in the iteration.
         phase: The phase, as ``memory`` names it.
-        op: The operation that runs.
+        event: The event.
         sizes: The allocated bytes of each of ``KINDS``.
         reserved: The bytes that the allocator holds from the driver.
     """
 
     place: int
     phase: str
-    op: str
+    event: Event
     sizes: tuple[int, ...]
     reserved: int
 
@@ -110,7 +110,7 @@ def draw(config: Config) -> Figure:
     axes.plot(
         (places[at] + places[at + 1]) / 2,
         peak.allocated / scale,
-        label="\n".join(dict.fromkeys([said, peak.phase, peak.op])),
+        label="\n".join(dict.fromkeys([said, peak.phase, peak.event.op])),
         **style.PUBLISHED | {"marker": "v", "markersize": 6},
     )
     if room is not None:
@@ -137,17 +137,25 @@ def numbers(config: Config, accounting: str | None) -> tuple[tuple[Curve, str], 
 
 @lru_cache(2)  # a figure and its title ask for the same
 def curve(config: Config) -> Curve:
-    """The last iteration of the timeline, through PyTorch's caching allocator.
-
-    Raises:
-        UsageError: The order of the run's allocations is not known, or they are too many.
+    """What is drawn of the last iteration that the timeline has.
 
     >>> from memcalc.config import load
     >>> found = curve(load("gpt2", implementation="transformers-sdpa", precision="fp32"))
     >>> [name for name, _ in found.phases]
     ['forward', 'loss', 'head backward', 'backward', 'embedding backward', 'step', 'zero_grad']
-    >>> found.peak.phase, found.peak.op
+    >>> found.peak.phase, found.peak.event.op
     ('head backward', 'loss_log_softmax')
+    """
+    found = points(config)
+    phases = [(name, len(list(group))) for name, group in groupby(point.phase for point in found)]
+    return Curve(tuple(phases), tuple(thinned(found, phases)))
+
+
+def points(config: Config) -> list[Point]:
+    """The events of the last iteration, through PyTorch's caching allocator.
+
+    Raises:
+        UsageError: The order of the run's allocations is not known, or they are too many.
     """
     if timeline.replay(config) is None:
         raise UsageError(_refusal(config))
@@ -173,14 +181,13 @@ def curve(config: Config) -> Curve:
     sizes = Counter[str]()
     for event in before.values():
         sizes[kinds[event.storage]] += event.bytes
-    points = []
+    found = []
     for place, (phase, event, allocated, reserved) in enumerate(steps):
         sizes[kinds[event.storage]] += event.bytes
         sizes[BUFFERS] += allocated - sizes.total()  # rounding
         held = tuple(sizes[name] for name in KINDS)
-        points.append(Point(place, phase, event.op, held, reserved))
-    phases = [(name, len(list(group))) for name, group in groupby(point.phase for point in points)]
-    return Curve(tuple(phases), tuple(thinned(points, phases)))
+        found.append(Point(place, phase, event, held, reserved))
+    return found
 
 
 def thinned(points: Sequence[Point], phases: Sequence[tuple[str, int]]) -> Iterator[Point]:
@@ -203,10 +210,10 @@ def widths(phases: Sequence[tuple[str, int]]) -> list[float]:
 def kind(event: Event) -> str:
     """What of ``KINDS`` a storage is."""
     found = OF.get(event.kind, BUFFERS)
-    return LOGITS if found != GRADIENTS and _graph(event) == HEAD else found
+    return LOGITS if found != GRADIENTS and graph_of(event) == HEAD else found
 
 
-def _graph(event: Event) -> Hashable:
+def graph_of(event: Event) -> Hashable:
     """The layer or the end of the model to which an activation or a gradient belongs, or None."""
     owner = event.storage[0] if isinstance(event.storage, tuple) else None
     return owner[-1] if isinstance(owner, tuple) else None
@@ -214,7 +221,7 @@ def _graph(event: Event) -> Hashable:
 
 def _phase(event: Event, phase: str) -> str:
     """The phase of an event after one of this phase, as ``memory`` names it."""
-    graph = _graph(event) if event.bytes > 0 else None
+    graph = graph_of(event) if event.bytes > 0 else None
     if phase == "forward" and graph == HEAD:
         return "loss"
     if phase == HEAD_BACKWARD and graph not in (HEAD, None):
