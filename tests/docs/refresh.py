@@ -1,9 +1,10 @@
-"""The console blocks of README.md and docs/*.md, and what their commands print now; docs/cli.md.
+"""What README.md and docs/*.md show, and what they would show now.
 
 As a script, from anywhere: writes the present output under every ``$ memcalc ...`` line and names
 the commands whose output changed. Exits 1 if a command fails or warns, in its notes or on stderr,
-and leaves what is shown under it. Writes docs/cli.md too (``reference.py``). ``--check`` writes
-nothing, and exits 1 if something would change.
+and leaves what is shown under it. Writes docs/cli.md too (``reference.py``), and the table and the
+figure of docs/step.md (``step.py``). ``--check`` writes nothing, and exits 1 if something would
+change.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CLI = ROOT / "docs" / "cli.md"
@@ -72,6 +74,11 @@ def reference() -> str:
     return text
 
 
+def step() -> dict[str, Any]:
+    """What makes the table and the figure of docs/step.md."""
+    return runpy.run_path(str(Path(__file__).with_name("step.py")))
+
+
 def main() -> int:
     """The script; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -90,6 +97,16 @@ def main() -> int:
             status = 1
         if new != old and not check:
             path.write_text(new)
+    made = step()
+    for path, old, new, write in (
+        (made["PAGE"], made["PAGE"].read_text(), made["page"](), lambda: made["page"]().encode()),
+        (made["FIGURE"], made["written"](), made["description"](), made["figure"]),
+    ):
+        if old != new:
+            print(f"{path.relative_to(ROOT)}: the events of a step")
+            status = int(status or check)
+            if not check:
+                path.write_bytes(write())
     if CLI.read_text() != (text := reference()):
         print(f"{CLI.relative_to(ROOT)}: the commands or their options")
         status = int(status or check)

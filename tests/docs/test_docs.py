@@ -64,6 +64,14 @@ def test_refreshing_a_page_leaves_what_a_warning_command_shows():
     assert failed.endswith("warning: --sp has no effect on this answer")
 
 
+def test_the_table_and_the_figure_of_a_step_are_current():
+    """A figure has its numbers as its description."""
+    step = REFRESH["step"]()
+    assert step["page"]() == step["PAGE"].read_text(), "tests/docs/refresh.py writes it"
+    assert step["description"]() == step["written"](), "tests/docs/refresh.py draws it"
+    assert step["FIGURE"].stat().st_size < 200_000
+
+
 def test_the_reference_of_the_command_line_is_current():
     assert REFRESH["CLI"].read_text() == REFRESH["reference"](), "tests/docs/refresh.py writes it"
 
