@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 def answered(target: str, settings: Mapping[str, Any], ask: Callable[[Config], Report]) -> Report:
     """The answer for MODEL and the options, with a warning for each option without effect.
 
-    A long sequence that nobody named begins the answer.
+    A long sequence length that was not set begins the answer.
 
     Args:
         target: MODEL.

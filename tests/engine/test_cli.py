@@ -309,7 +309,6 @@ class TestJson:
             ("--dtype torch.bfloat16", "--bf16"),
             ("--sharder FSDP --dp 2", "--sharder fsdp2 --dp 2"),
             ("--pp 2 --schedule zbv", "--pp 2 --schedule zb-v"),
-            ("--cross-entropy liger-linear", "--cross-entropy chunked"),
             ("--tp 2 --cp 2 --cp-kind all-gather", "--tp 2 --cp 2 --cp-kind all_gather"),
         ],
     )

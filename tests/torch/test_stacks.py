@@ -385,9 +385,7 @@ class TestCommandLine:
         assert {row["layer_kind"] for row in document["rows"]} == {ENCODER, DECODER}
         notes = document["notes"]
         assert any("source and target have 512 tokens each" in note for note in notes)
-        assert any(
-            "outside the layers: the encoder's output, 1,024 KiB per" in note for note in notes
-        )
+        assert any("outside the layers: the encoder's output, 1 MiB per" in note for note in notes)
 
     def test_an_image_gives_the_sequence_length(self, memcalc):
         document = memcalc("layer vit-large --format json").document
