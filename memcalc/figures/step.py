@@ -26,20 +26,17 @@ from memcalc.units import common_scale, in_scale
 
 # What is allocated -> its label, its color, and its hatch for print without color; from below.
 WEIGHTS, OPTIMIZER, GRADIENTS, LOGITS = "weights", "optimizer", "gradients", "logits"
-TEMPORARY, BUFFERS = "temporary", "buffers"
+TEMPORARY, BUFFERS, ROUNDED = "temporary", "buffers", "rounded"
 KINDS = {
     WEIGHTS: ("weights", style.GREY, ""),
     OPTIMIZER: ("optimizer states", style.BLUE, ""),
+    BUFFERS: ("buffers", style.PURPLE, "xxx"),
     GRADIENTS: ("gradients", style.SKY, "///"),
     SAVED: ("saved for backward", style.ORANGE, "\\\\\\"),
     RECOMPUTED: ("recomputed", style.ORANGE, "+++"),
     LOGITS: ("last norm, logits\nand loss", style.VERMILION, "..."),
     TEMPORARY: ("temporary", style.GREEN, "---"),
-    BUFFERS: (
-        "buffers, rounding and\nunsplit remainders of\nallocator blocks",
-        style.PURPLE,
-        "xxx",
-    ),
+    ROUNDED: ("rounding and unsplit\nremainders of blocks", style.PURPLE, ""),
 }
 # The kind of an event -> that of its storage; the others are buffers.
 OF = {"weights": WEIGHTS, "optimizer": OPTIMIZER, STATES: OPTIMIZER, WEIGHT: GRADIENTS}
@@ -184,7 +181,7 @@ def points(config: Config) -> list[Point]:
     found = []
     for place, (phase, event, allocated, reserved) in enumerate(steps):
         sizes[kinds[event.storage]] += event.bytes
-        sizes[BUFFERS] += allocated - sizes.total()  # rounding
+        sizes[ROUNDED] += allocated - sizes.total()
         held = tuple(sizes[name] for name in KINDS)
         found.append(Point(place, phase, event, held, reserved))
     return found

@@ -328,6 +328,12 @@ class TestStep:
         assert 14 * logits < most["head backward"]["logits"] < 14.1 * logits
         assert most["step"]["logits"] == most["step"][SAVED] == 0
 
+    def test_ddps_buckets_are_buffers_which_last(self):
+        config = load("gpt2", dp=2, **IN_BACKWARD).padded
+        place = list(step.KINDS).index("buffers")
+        least = min(point.sizes[place] for point in self.curve(dp=2).points)
+        assert least >= 2 * Rank(config, 0).parameters.total()
+
     def test_the_phases_have_all_events(self):
         drawn = self.curve()
         config = load("gpt2", **IN_BACKWARD).padded
