@@ -126,7 +126,8 @@ def _at_the_end(
 def _around(rank: Rank, way: str, moment: str) -> list[Part]:
     """What sharding and the pipeline hold at a moment of a forward or backward pass."""
     sharding = root_parts(rank, moment) if in_root(rank.config) else buckets(rank, way)
-    return [*sharding, *buffers.in_a_pass(rank, way)]
+    at = "end" if moment in (EMBEDDING_BACKWARD, ROOT_REDUCTION) else way
+    return [*sharding, *buffers.in_a_pass(rank, at)]
 
 
 def _worst_layer(

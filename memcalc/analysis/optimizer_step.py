@@ -91,7 +91,10 @@ def counters(rank: Rank) -> Iterator[Part]:
     config = rank.config
     counts = config.framework.counts_steps and config.run.optimizer == "adam"
     if counts and form(config) == "fused":
-        number = sum(alike for kind, _, alike in rank.weights() if kind.trained)
+        # Hugging Face's experts are one tensor
+        stacked = config.run.implementation.maker.whole_models
+        weights = [(kind.expert, alike) for kind, _, alike in rank.weights() if kind.trained]
+        number = sum(1 if expert and stacked else alike for expert, alike in weights)
         yield Part(
             "step counters", 4 * number, "optimizer", READ, OPTIMIZERS["adam"].moments[0].source
         )

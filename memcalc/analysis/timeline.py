@@ -25,7 +25,7 @@ from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import layer_graph
 from memcalc.config import Config
 from memcalc.config.recompute import POLICIES, Policy
-from memcalc.graph.graph import Graph
+from memcalc.graph.graph import Graph, Tensor
 from memcalc.graph.ops.ends import EMBEDDING as LOOKUP
 
 ITERATIONS = 2  # the first makes the optimizer's states, the second is like all later ones
@@ -151,9 +151,12 @@ def iteration(rank: Rank, first: bool) -> Iterator[Event]:
     for step in one_f_one_b(rank.stage, 1, min(config.microbatches, 2)):
         keeps = step.microbatch == 0 and not (config.run.keep_gradients and not first)
         yield _begins("forward" if step.phase == FORWARD else "backward")
-        around = _around(rank, step)
+        around, until_end = _around(rank, step), _around(rank, step, "end")
         yield from around
         for event in passes.run(step, keeps):
+            if around != until_end and passes.at_the_end(event):
+                yield from (e._replace(bytes=-e.bytes) for e in around if e not in until_end)
+                around = until_end
             if event.kind == WEIGHT and event.bytes > 0 and keeps:
                 made[event.storage] = event
             elif event.kind == WEIGHT:
@@ -172,15 +175,19 @@ def iteration(rank: Rank, first: bool) -> Iterator[Event]:
             yield event._replace(op="zero_grad", bytes=-event.bytes)
 
 
+def _is_tokens(storage: Hashable) -> bool:
+    """Whether a storage is that of token ids, int64."""
+    return isinstance(storage, Tensor) and storage.dtype_bytes == 8
+
+
 def _begins(phase: str) -> Event:
     """A mark between events: a phase begins."""
     return Event(phase, None, PASS, 0)
 
 
-def _around(rank: Rank, step: Step) -> list[Event]:
-    """What the framework holds while a pass runs."""
-    way = "forward" if step.phase == FORWARD else "backward"
-    parts = buffers.in_a_pass(rank, way)
+def _around(rank: Rank, step: Step, at: str = "backward") -> list[Event]:
+    """What the framework holds while a pass runs; ``at``: backward, or its end."""
+    parts = buffers.in_a_pass(rank, "forward" if step.phase == FORWARD else at)
     return [Event(PASS, (PASS, part.name), PASS, part.bytes) for part in parts]
 
 
@@ -256,6 +263,7 @@ class _Passes:
             span = _span(graph, policy, own, forwards, keeps)
             owner = self.first, step.microbatch, step.chunk, name
             given, carried = carried, None
+            late = []
             for event in span.events:
                 key: Hashable = (owner, event.storage)
                 if event.storage in self.tied and not forwards:
@@ -272,12 +280,15 @@ class _Passes:
                 key = self.renamed.pop(key, key)
                 if event.storage == span.leaves:
                     carried = key, -event.bytes
+                elif name == EMBEDDING and _is_tokens(event.storage):
+                    late.append(event._replace(storage=key))  # the loop refers to the tokens
                 else:
                     yield event._replace(storage=key)
             if given:
                 yield Event(PASS, given[0], walk.WORKING, -given[1])
             if not forwards and name == EMBEDDING:
                 yield from self._sum_of_tied(owner, keeps)
+            yield from late
         if carried:
             yield Event(PASS, carried[0], walk.WORKING, -carried[1])
         if not forwards and self.rank.head:
@@ -285,6 +296,12 @@ class _Passes:
             for save, _ in _graph(self.rank.config, HEAD).returned:
                 key = (self.first, step.microbatch, step.chunk, HEAD), save.tensor
                 yield Event(PASS, key, walk.SAVED, -save.tensor.bytes)
+
+    @staticmethod
+    def at_the_end(event: Event) -> bool:
+        """Whether an event belongs to the embedding."""
+        owner = event.storage[0] if isinstance(event.storage, tuple) else ()
+        return isinstance(owner, tuple) and owner[-1:] == (EMBEDDING,)
 
     def _sum_of_tied(self, owner: Hashable, keeps: bool) -> Iterator[Event]:
         """Both gradients of a tied table are added, out of place."""

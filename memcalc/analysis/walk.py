@@ -14,7 +14,17 @@ from typing import NamedTuple
 
 from memcalc.analysis.activations import NOTHING, kept, outermost
 from memcalc.config.recompute import Policy
-from memcalc.graph.graph import OF_WEIGHT, PASSED_ON, VIEW, Graph, Op, Region, Tensor, Weight
+from memcalc.graph.graph import (
+    NO_GRADIENT,
+    OF_WEIGHT,
+    PASSED_ON,
+    VIEW,
+    Graph,
+    Op,
+    Region,
+    Tensor,
+    Weight,
+)
 from memcalc.graph.mesh import Size
 from memcalc.graph.ops.collectives import REDUCE_SCATTER
 
@@ -322,6 +332,7 @@ class _Backward(_Walk):
     def back(self, op: Op) -> Iterator[Event]:
         """The backward of one operation, with the gradients that it computes."""
         new = [tensor for tensor in op.inputs if tensor not in self.gradients]
+        new = [] if op.kind.gradient == NO_GRADIENT else new
         passes = op.kind.gradient == PASSED_ON
         wanted = self.held_now()
         if not (passes or op.in_place):

@@ -80,7 +80,7 @@ def lasting(rank: Rank) -> Iterator[Buffer]:
 
 def in_a_pass(rank: Rank, phase: str) -> Iterator[Buffer]:
     """The loss and its gradient, fp32, which the caller of backward refers to."""
-    if rank.head and phase == "backward" and rank.steps_itself:
+    if rank.head and phase != "forward" and rank.steps_itself:
         yield Buffer("the loss and its gradient", 2 * 4, BACKWARD)
 
 

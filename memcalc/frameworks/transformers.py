@@ -40,9 +40,16 @@ def lasting(rank: Rank) -> Iterator[Buffer]:
 
 
 def in_a_pass(rank: Rank, phase: str) -> Iterator[Buffer]:
-    """The loss and its gradient; positions; what checkpoints of layers hold."""
+    """The loss and its gradient; positions; what checkpoints of layers hold.
+
+    Args:
+        rank: The rank.
+        phase: ``forward``, ``backward``, or ``end``, when the layers' backward is done.
+    """
     yield from torch.in_a_pass(rank, phase)
     model, run = rank.config.model, rank.config.run
+    if phase == "end":
+        return
     if model.position == "learned" and rank.embedding:
         yield Buffer("position ids", 8 * run.seq_length, LEARNED)
     if "layer" not in run.policy.regions:

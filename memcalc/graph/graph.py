@@ -145,6 +145,7 @@ OVER_INPUT = "the memory of its input"
 OVER_INPUT_OF_ADD = "the memory of its input if an add follows, with which it is one kernel"
 VIEW = "a view of its input"
 PASSED_ON = "the memory of its output's gradient, which it passes on unchanged"
+NO_GRADIENT = "nowhere: whole numbers have no gradient"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -155,7 +156,7 @@ class OpKind:
         name: The function of ``memcalc.graph.ops`` that records it, or the function's chain.
         gemm: What its GEMMs multiply, one of the words above; None without a GEMM.
         output: Where its output lies: ``NEW``, ``OVER_INPUT``, ``OVER_INPUT_OF_ADD`` or ``VIEW``.
-        gradient: Where the gradient of its input lies: ``NEW`` or ``PASSED_ON``.
+        gradient: Where the gradient of its input lies: ``NEW``, ``PASSED_ON`` or ``NO_GRADIENT``.
         cached: The recomputation policies that save its outputs rather than recompute them: all
             of them (1), or the first, the third and so on of a region (2).
         of_experts: Whether its weights belong to experts, with expert-parallel ranks of their own.

@@ -1,12 +1,12 @@
 """The ends of a model: embeddings, and heads of one token."""
 
-from memcalc.graph.graph import OF_PATCHES, Graph, Save, Tensor, Weight, plain
+from memcalc.graph.graph import NO_GRADIENT, OF_PATCHES, Graph, Save, Tensor, Weight, plain
 from memcalc.graph.mesh import Axis, elements
 from memcalc.graph.ops.products import LINEAR
 from memcalc.graph.ops.sources import HF_ROTARY, KORTHIKANTI, MEGATRON_VP, TORCH_CHAIN
 
 PATCH_EMBEDDING = plain("patch_embedding", gemm=OF_PATCHES)
-EMBEDDING = plain("embedding")
+EMBEDDING = plain("embedding", gradient=NO_GRADIENT)
 POSITION_EMBEDDING = plain("position_embedding")
 RELATIVE_TABLE = plain("relative_table")
 ROTARY_TABLES = plain("rotary_tables")
