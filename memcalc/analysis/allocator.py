@@ -4,6 +4,8 @@ The rules are those of ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocat
 2.13; names in backquotes in this file are of functions there. Not replayed are CUDA graphs and
 memory pools of the user.
 
+All rules are methods of one class, as in PyTorch, and refer to each other: hence one long file.
+
 Three things are the driver's, and are assumed here. New segments lie at rising addresses; a rule
 that prefers the lowest address among blocks of one size depends on it. ``cudaMalloc`` fails when,
 and only when, the capacity is exceeded. Kernels of a stream are done when ``synchronize`` says so.

@@ -8,18 +8,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from memcalc.analysis import activations
+from memcalc.analysis.in_flight import InFlight, peak, worst_starts
 from memcalc.analysis.layers import layer_bytes, layer_waiting
-from memcalc.analysis.schedule import (
-    FORWARD,
-    MOST_FILLED,
-    MOST_PASSES,
-    InFlight,
-    kept_whole,
-    order,
-    peak,
-    places,
-    worst_starts,
-)
+from memcalc.analysis.schedule import FORWARD, MOST_FILLED, MOST_PASSES, kept_whole, order, places
 from memcalc.blocks.embedding import embedding_graph
 from memcalc.blocks.head import head_graph
 from memcalc.blocks.layer import MTP, kind_of, kinds

@@ -12,8 +12,9 @@ import sympy
 
 from memcalc import li2021, paper, symbols
 from memcalc.analysis import activations, flops
+from memcalc.analysis.in_flight import holdings, peak
 from memcalc.analysis.layers import layer_entries
-from memcalc.analysis.schedule import holdings, interleaved, one_f_one_b, peak
+from memcalc.analysis.schedule import interleaved, one_f_one_b
 from memcalc.analysis.stages import stage
 from memcalc.answers.layer import TECHNIQUES
 from memcalc.blocks.head import head_graph

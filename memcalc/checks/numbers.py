@@ -10,9 +10,10 @@ from memcalc import paper, symbols
 from memcalc.analysis import communication, flops
 from memcalc.analysis.device import device
 from memcalc.analysis.fill import fill
+from memcalc.analysis.in_flight import InFlight, holdings, peak
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parameters import parameters
-from memcalc.analysis.schedule import InFlight, holdings, kept_whole, one_f_one_b, peak
+from memcalc.analysis.schedule import kept_whole, one_f_one_b
 from memcalc.analysis.stages import stage
 from memcalc.analysis.states import RECIPES
 from memcalc.answers.layer import TECHNIQUES

@@ -1,4 +1,4 @@
-"""Options that commands share."""
+"""Options that commands share: one table, in the order of --help, and so one long file."""
 
 from collections.abc import Callable, Iterable
 from functools import partial

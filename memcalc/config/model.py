@@ -1,4 +1,4 @@
-"""What a model is: its sizes and the kinds of its parts."""
+"""What a model is: its sizes and the kinds of its parts, each with its meaning: one long file."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, replace

@@ -9,6 +9,7 @@ from shared import is_refused
 
 import memcalc
 from memcalc.analysis import activations
+from memcalc.analysis.in_flight import holdings, peak
 from memcalc.analysis.schedule import (
     BACKWARD,
     BACKWARD_INPUTS,
@@ -16,11 +17,9 @@ from memcalc.analysis.schedule import (
     FORWARD,
     dualpipe,
     gpipe,
-    holdings,
     interleaved,
     one_f_one_b,
     order,
-    peak,
     places,
     timeline,
     zb_h1,

@@ -6,16 +6,10 @@ import pytest
 
 from memcalc import paper, symbols
 from memcalc.analysis import flops
+from memcalc.analysis.in_flight import holdings, peak
 from memcalc.analysis.layers import layer_bytes
 from memcalc.analysis.parameters import owned, parameters
-from memcalc.analysis.schedule import (
-    BACKWARD,
-    FORWARD,
-    holdings,
-    interleaved,
-    one_f_one_b,
-    peak,
-)
+from memcalc.analysis.schedule import BACKWARD, FORWARD, interleaved, one_f_one_b
 from memcalc.analysis.stages import stages
 from memcalc.analysis.states import RECIPES
 from memcalc.answers.warnings import warnings
