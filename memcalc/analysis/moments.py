@@ -81,7 +81,8 @@ def _backward_moments(rank: Rank, phase: str, chunk: int, held: Held) -> Iterato
         again, late = _together(config, names), [0] * len(names)
         if phase == BACKWARD_INPUTS:
             late = [layer_waiting(config, kind) for kind in names]
-        made = [gradients.made(rank, [kind]) if first else 0 for kind in names]
+        of_kind = {kind: gradients.made(rank, [kind]) if first else 0 for kind in set(names)}
+        made = [of_kind[kind] for kind in names]
         without, parts = _worst_layer(config, names, _backward, again, late, made)
         so_far = gradients.part("gradients of the head and of later chunks", done)
         around = [*_around(rank, "backward", "backward"), so_far, *waits]
@@ -154,8 +155,14 @@ def _worst_layer(
     """
     sizes = layer_sizes(config, names, "exact")
     after, most, worst, grown = 0, None, (0, list[Part]()), 0
+    moments_: dict[tuple[str, bool], Moment] = {}  # of layers that are alike
+    run = config.run
+    some = run.recompute_layers if run.recompute_method == "block" else None
     for number in reversed(range(len(names))):
-        moment = walked(config, names[number], policy_of(config, number))
+        alike = names[number], some is None or number < some
+        if alike not in moments_:
+            moments_[alike] = walked(config, names[number], policy_of(config, number))
+        moment = moments_[alike]
         beside = moment.bytes - sizes[number] + again[number] - after + grown
         if most is None or beside > most:
             parts = _of_layer(moment, sizes[number], again[number])

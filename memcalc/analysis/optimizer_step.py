@@ -72,9 +72,11 @@ def temporary(rank: Rank) -> Iterator[Part]:
     """
     config = rank.config
     sizes, decay = element_bytes(config), config.run.weight_decay > 0
-    found = [
-        (held(step, _updated(rank, step), sizes, decay), step.source) for step in steps(config)
-    ]
+    found = [(0, "")]
+    for step in steps(config):
+        copies = any(sizes[dtype] for dtype in (*step.all, *step.now, *step.before))
+        if copies or step.more or (decay and step.decay):
+            found.append((held(step, _updated(rank, step), sizes, decay), step.source))
     size, source = max(found)
     if size:
         yield Part(NAME, size, "buffers", ESTIMATED if form(config) == "loop" else READ, source)

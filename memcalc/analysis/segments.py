@@ -123,14 +123,29 @@ def unsplit_passes(layers: Sequence[tuple[Graph, Policy, int]], copies: bool) ->
 @lru_cache(256)
 def _unsplit(passes: tuple[tuple[Graph, Policy], ...], copies: bool) -> int:
     """The bytes after these passes."""
+    if len(set(passes)) == 1:
+        return _of_alike(passes[0], copies)[len(passes) - 1]
+    return _after_each(passes, copies)[-1] if passes else 0
+
+
+@lru_cache(256)
+def _of_alike(each: tuple[Graph, Policy], copies: bool) -> list[int]:
+    """The bytes after one, two and up to ``MOST`` passes that are alike."""
+    return _after_each((each,) * MOST, copies)
+
+
+def _after_each(passes: Sequence[tuple[Graph, Policy]], copies: bool) -> list[int]:
+    """The bytes after each of some passes."""
     segments = Segments()
     plans = {
         (graph, policy): _plan(graph.ops, [e.tensor for e in kept(graph, policy)], copies)
         for graph, policy in set(passes)
     }
+    found = []
     for each in passes:
         _pass(segments, plans[each])
-    return segments.unsplit
+        found.append(segments.unsplit)
+    return found
 
 
 def _pass(segments: Segments, plan: Iterable[Request]) -> None:

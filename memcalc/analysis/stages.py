@@ -290,14 +290,12 @@ def layer_sizes(config: Config, names: Sequence[str], accounting: str) -> list[i
     run, number = config.run, config.run.recompute_layers or 1
     everything = recomputing_nothing(config)
     by_blocks = run.recompute_method == "block" and run.recompute_layers is not None
-    sizes = []
-    for place, kind in enumerate(names):
-        if by_blocks:
-            chosen = config if place < number else everything
-            sizes.append(layer_bytes(chosen, accounting, kind))
-        else:  # with number 1 every layer is a block of its own
-            sizes.append(0 if place % number else layer_bytes(config, accounting, kind))
-    return sizes
+    each = {kind: layer_bytes(config, accounting, kind) for kind in set(names)}
+    if by_blocks:
+        whole = {kind: layer_bytes(everything, accounting, kind) for kind in set(names)}
+        return [(each if place < number else whole)[kind] for place, kind in enumerate(names)]
+    # with number 1 every layer is a block of its own
+    return [0 if place % number else each[kind] for place, kind in enumerate(names)]
 
 
 @lru_cache(16)

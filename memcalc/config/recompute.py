@@ -1,6 +1,7 @@
 """Recomputation by words. A policy says what backward recomputes of a layer."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from memcalc.errors import ConfigError, nearest
@@ -89,7 +90,11 @@ def policy(words: Iterable[str]) -> Policy:
     Raises:
         ConfigError: A word is neither a policy nor a region.
     """
-    words = tuple(words)
+    return _policy(tuple(words))
+
+
+@lru_cache(256)
+def _policy(words: tuple[str, ...]) -> Policy:
     if "none" in words and len(words) > 1:
         raise ConfigError("--recompute none cannot be combined with other policies or regions")
     found = Policy()
