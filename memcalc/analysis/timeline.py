@@ -131,9 +131,8 @@ def events(rank: Rank) -> Iterator[Event]:
 def setup(rank: Rank) -> Iterator[Event]:
     """Weights and lasting buffers."""
     each = recipe(rank.config.run)
-    for number, (_, size, alike) in enumerate(rank.weights()):
-        for i in range(alike):
-            yield Event("weights", ("weight", number, i), "weights", each.weight * size)
+    for number, size in enumerate(_tensors(rank)):
+        yield Event("weights", ("weight", number), "weights", each.weight * size)
     further = [part for part in states(rank) if part.name == AVERAGE]
     for part in (*further, *buffers.lasting(rank)):
         yield Event("buffers", part.name, part.group, part.bytes)
@@ -201,13 +200,17 @@ def _states(rank: Rank) -> Iterator[Event]:
 def _spread(rank: Rank, part: Part, kind: str) -> Iterator[Event]:
     """A part as a storage per weight, in proportion to the weights."""
     total, before, done = rank.parameters.total(), 0, 0
-    for number, (_, size, alike) in enumerate(rank.weights()):
-        for i in range(alike):
-            done += size
-            until = part.bytes * done // total
-            if until > before:
-                yield Event(STEP, (part.name, number, i), kind, until - before)
-            before = until
+    for number, size in enumerate(_tensors(rank)):
+        done += size
+        until = part.bytes * done // total
+        if until > before:
+            yield Event(STEP, (part.name, number), kind, until - before)
+        before = until
+
+
+def _tensors(rank: Rank) -> Iterator[int]:
+    """The elements of each weight; all experts of a layer are one tensor, for grouped GEMMs."""
+    return (size * alike for _, size, alike in rank.weights())
 
 
 def _temporary(rank: Rank) -> Iterator[Event]:

@@ -47,7 +47,7 @@ OF_SOFTMAX = "log-probabilities: the gradient is computed from them"
 
 CHUNKS = 8  # torchtune's CEWithChunkedOutputLoss(num_output_chunks=8)
 LITGPT_TOKENS = 128  # litgpt finetune/lora.py: lm_head_chunk_size
-MOST_CHUNKS = 256  # that are recorded; more are recorded as so many larger ones
+MOST_CHUNKS = 64  # that are recorded; more are recorded as so many larger ones
 
 
 class Head(NamedTuple):
