@@ -245,13 +245,18 @@ class Command(click.Command):
         formatter.write_text(f"Documentation: {self.docs} in memcalc's repository.")
 
     def brief_help(self, ctx: click.Context) -> str:
-        """The usage, what the command answers, the options most used, and examples."""
+        """The usage, what the command answers, its arguments, examples and most used options."""
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         options = _options(self, ctx)
         paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
-        examples = [text for text in paragraphs if "Examples:" in text]
-        for text in (paragraphs[0], *examples):
+        arguments = tuple(
+            f"{each.human_readable_name} "
+            for each in self.get_params(ctx)
+            if isinstance(each, click.Argument)
+        )
+        more = [each for each in paragraphs if "Examples:" in each or each.startswith(arguments)]
+        for text in (paragraphs[0], *more):
             formatter.write_paragraph()
             with formatter.indentation():
                 formatter.write_text(text)

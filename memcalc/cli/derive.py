@@ -102,7 +102,9 @@ def derive(
 ) -> None:
     """Derive the formula of the bytes that a module saves for backward, with PyTorch.
 
-    The module runs on symbolic sizes, without memory or kernels. TARGET is one of
+    TARGET is a MODEL, or your function that makes the module, as package.module:factory.
+
+    The module runs on symbolic sizes, without memory or kernels. The forms of TARGET:
 
     \b
       MODEL                      memcalc's layer of that model, sizes symbolic
@@ -113,7 +115,8 @@ def derive(
     Only a factory TARGET runs your code.
 
     With --against ledger the exit status is 1 if the formulas differ. This command needs
-    PyTorch: pip install 'activation-memcalc[torch]', or [transformers] for --from transformers.
+    PyTorch: pip install '.[torch]' in memcalc's repository, or '.[transformers]' for
+    --from transformers.
 
     \b
     Examples:

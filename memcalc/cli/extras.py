@@ -25,7 +25,9 @@ def installed() -> Iterator[None]:
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
-            line = f"this needs {EXTRAS[package]}: pip install 'activation-memcalc[{package}]'"
+            line = (
+                f"this needs {EXTRAS[package]}: pip install '.[{package}]' in memcalc's repository"
+            )
         else:
             line = f"a library cannot be imported: {error}"
         raise click.UsageError(line) from error

@@ -86,7 +86,7 @@ def trace(
     with the memory that PyTorch's allocator reserves. The table has what is allocated at that
     moment, the largest first. Your code runs, but no kernel does.
 
-    This command needs PyTorch 2.13.0: pip install 'activation-memcalc[torch]'.
+    This command needs PyTorch 2.13.0: pip install '.[torch]' in memcalc's repository.
 
     \b
     Examples:

@@ -70,8 +70,8 @@ def validate(
     """Run a layer in PyTorch, and compare the tensors it saves for backward with the ledger.
 
     The exit status is 1 if a tensor is missing or unexplained, or another check fails. This
-    command needs PyTorch: pip install 'activation-memcalc[torch]'. --device cuda has not been
-    tested on a GPU yet.
+    command needs PyTorch: pip install '.[torch]' in memcalc's repository. --device cuda has not
+    been tested on a GPU yet.
 
     \b
     Examples:

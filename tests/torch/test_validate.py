@@ -1155,4 +1155,4 @@ def test_without_torch_the_extra_is_named(memcalc, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     outcome = memcalc("validate 22b")
     assert outcome.status == 2
-    assert "pip install 'activation-memcalc[torch]'" in outcome.err
+    assert "pip install '.[torch]'" in outcome.err

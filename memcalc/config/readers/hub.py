@@ -54,7 +54,7 @@ def fetch(target: str) -> tuple[Path, str]:
     try:
         hub = import_module("huggingface_hub")
     except ImportError as error:
-        message = "hf: needs huggingface_hub: pip install 'activation-memcalc[hub]'"
+        message = "hf: needs huggingface_hub: pip install '.[hub]' in memcalc's repository"
         raise UsageError(message) from error
     try:
         with _silent(hub):
