@@ -1,13 +1,25 @@
 """What ``torch.cuda`` says of its memory while a tracker follows a fake device."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from memcalc.validation.step.tracker import Tracker
+from memcalc.analysis.allocator import Allocator
+from memcalc.validation.step.storages import Peak
 
 
-def statistics(tracker: "Tracker") -> dict[str, Callable[..., Any]]:
+class Followed(Protocol):
+    """What is asked of a tracker (``memcalc.validation.step.tracker.Tracker``)."""
+
+    allocated: int
+
+    def peak(self) -> Peak:
+        """The moment at which most bytes are allocated."""
+
+    def replay(self) -> Allocator:
+        """PyTorch's allocator after the log."""
+
+
+def statistics(tracker: Followed) -> dict[str, Callable[..., Any]]:
     """Functions of ``torch.cuda`` by name; the peaks are those since the tracker's were reset."""
 
     def nothing(device: Any = None) -> None:
