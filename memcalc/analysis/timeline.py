@@ -71,8 +71,11 @@ def covers(config: Config) -> bool:
     >>> covers(load("llama-3.2-1b"))
     False
     """
-    sharded = config.parallel.zero > 0 or config.parallel.pp * config.parallel.tp > 1
-    return gradients.in_backward(config) and not sharded and config.parallel.cp == 1
+    run, parallel = config.run, config.parallel
+    sharded = parallel.zero > 0 or parallel.pp * parallel.tp * parallel.cp > 1
+    together = run.recompute_method != "block" and (run.recompute_layers or 1) > 1
+    beyond = run.frozen or run.precision == "fp8" or together
+    return gradients.in_backward(config) and not sharded and not beyond
 
 
 @lru_cache(64)

@@ -75,7 +75,15 @@ def test_the_sum_of_births_and_deaths_is_the_peak_of_memory(name, settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"implementation": "megatron"}, {"main_grads": "fp32"}, {"dp": 2, "zero": 3}, {"pp": 2}],
+    [
+        {"implementation": "megatron"},
+        {"main_grads": "fp32"},
+        {"dp": 2, "zero": 3},
+        {"pp": 2},
+        {"frozen": ("attention",)},
+        {"precision": "fp8"},
+        {"recompute": "full", "recompute_layers": 4},
+    ],
 )
 def test_where_the_order_is_not_known_nothing_is_replayed(settings):
     config = run("llama-3.2-1b", **settings)
