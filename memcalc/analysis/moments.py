@@ -67,7 +67,13 @@ def _backward_moments(rank: Rank, phase: str, chunk: int, held: Held) -> Iterato
     first, own = _first(config), _own(config)
     if place == config.parallel.chunks - 1:
         gathers = not config.run.implementation.maker.global_buffer
-        moment = walk.backward(head_graph(config), own=own, gathers=gathers, keeps=_keeps(config))
+        moment = walk.backward(
+            head_graph(config),
+            own=own,
+            gathers=gathers,
+            keeps=_keeps(config),
+            frozen=config.run.frozen,
+        )
         parts = _of_end("head", "logits", moment)
         around = _around(rank, "backward", "head backward")
         yield "head backward", [*_in_flight(config, held), *around, *parts]
@@ -105,7 +111,9 @@ def _at_the_end(
     """The end of a backward pass, with the gradients that the layers and the head have made."""
     config, graph = rank.config, embedding_graph(rank.config)
     # the gradient of a table is never fused into its buffer
-    moment = walk.backward(graph, own=config.run.activation_bytes, keeps=_keeps(config))
+    moment = walk.backward(
+        graph, own=config.run.activation_bytes, keeps=_keeps(config), frozen=config.run.frozen
+    )
     of_one = activations.total(activations.kept(graph))
     saved = stages.chunk_bytes(config, names, "exact")
     others = replace(held, layers=held.layers - saved, embedding=held.embedding - of_one)
@@ -187,7 +195,8 @@ def _backward(config: Config, kind: str, policy: Policy) -> Moment:
     reentrant = kernels.maker.reentrant
     splits = config.parallel.scheduling.splits_backward
     own, keeps = _own(config), _keeps(config)
-    return walk.backward(graph, policy, own, gathers, reentrant, splits, keeps)
+    frozen = config.run.frozen
+    return walk.backward(graph, policy, own, gathers, reentrant, splits, keeps, frozen)
 
 
 def _own(config: Config) -> int:

@@ -8,7 +8,7 @@ running sum of its events.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -92,6 +92,7 @@ def backward(
     reentrant: bool = False,
     splits: bool = False,
     keeps: bool = False,
+    frozen: Collection[str] = (),
 ) -> Moment:
     """The moment of the backward pass that holds most, with the gradients of the pass's outputs.
 
@@ -108,6 +109,7 @@ def backward(
         splits: Whether weight gradients are computed in a later pass, until which GEMMs keep their
             inputs and the gradients of their outputs.
         keeps: Whether a weight gradient stays when it is computed, rather than be accumulated.
+        frozen: Regions whose weights have no gradient.
 
     >>> from memcalc.blocks.layer import layer_graph
     >>> from memcalc.config import load
@@ -117,7 +119,7 @@ def backward(
     >>> moment.op, moment.working == 2 * s * (4096 + f + 2 * f)
     ('swiglu', True)
     """
-    events = backward_events(graph, policy, own, gathers, reentrant, splits, keeps)
+    events = backward_events(graph, policy, own, gathers, reentrant, splits, keeps, frozen)
     return worst(events, {SAVED: sum(entry.tensor.bytes for entry in kept(graph, policy))})
 
 
@@ -161,6 +163,7 @@ def backward_events(
     reentrant: bool = False,
     splits: bool = False,
     keeps: bool = False,
+    frozen: Collection[str] = (),
 ) -> Iterator[Event]:
     """The births and deaths of a backward pass, which starts with what forward saved.
 
@@ -170,6 +173,7 @@ def backward_events(
     saved = [entry.tensor for entry in kept(graph, policy)]  # in order: so are frees
     runs = _runs(graph.ops, policy)
     walk = _Backward(graph, saved, own, gathers, splits, keeps)
+    walk.frozen = frozen
     read = {tensor for op in graph.ops for tensor in op.inputs}
     ends = [tensor for op in graph.ops for tensor in op.outputs if tensor not in read]
     walk.gradients.update({tensor: tensor for tensor in ends})
@@ -267,6 +271,7 @@ class _Backward(_Walk):
         gathers: Whether shards are gathered into new memory.
         splits: Whether weight gradients are computed later.
         keeps: Whether weight gradients stay.
+        frozen: Regions whose weights have no gradient.
         gradients: Tensors with a gradient, each with the tensor whose gradient shares its memory.
         returned: Outputs of a recomputed region, likewise, while they are held.
         late: Saved tensors that a later pass needs for weight gradients.
@@ -293,6 +298,7 @@ class _Backward(_Walk):
         self.gathers = gathers
         self.splits = splits
         self.keeps = keeps
+        self.frozen: Collection[str] = ()
         self.gradients: dict[Tensor, Tensor] = {}
         self.returned: list[tuple[Tensor, Tensor | None]] = []
         self.late: set[Tensor] = set()
@@ -344,7 +350,8 @@ class _Backward(_Walk):
                 if shard is not None and shard in self.held:
                     size = shard.bytes + (t.bytes if self.gathers else 0)
                     wanted[t, "gathered"] = WORKING, size
-        for weight in op.weights if not op.in_place else ():
+        trained = () if op.is_in(self.frozen) else op.weights
+        for weight in trained if not op.in_place else ():
             further = (weight.name, "gradient") in self.sums
             key = weight.name, "further gradient" if further else "gradient"
             wanted[key] = WEIGHT, self._gradient(weight)
@@ -364,7 +371,7 @@ class _Backward(_Walk):
         The first two are summed into a new tensor, to which others are then added in place
         (PyTorch torch/csrc/autograd/input_buffer.cpp: InputBuffer::accumulate).
         """
-        for weight in op.weights:
+        for weight in () if op.is_in(self.frozen) else op.weights:
             key, each = (weight.name, "gradient"), (WEIGHT, self._gradient(weight))
             self._done[weight.name] += 1
             if self._done[weight.name] == 2 and not op.in_place:

@@ -99,3 +99,11 @@ def test_shards_of_fsdp2_are_made_in_backward():
     config = llama(sharder="fsdp2", dp=8, main_params="fp32", main_grads="fp32")
     assert held(config, "loss") == 0
     assert held(config, "optimizer step") == 4 * weights(config) // 8
+
+
+def test_frozen_weights_have_no_gradient_in_backward():
+    """All gradients are those of what is trained, at the end of backward and in the step."""
+    config = llama(frozen=("attention", "mlp"))
+    trained = Rank(config, 0).trained
+    assert held(config, "embedding backward") == held(config, "optimizer step") == 2 * trained
+    assert held(config, "backward") <= 2 * trained
