@@ -227,7 +227,7 @@ def _temporary(rank: Rank) -> Iterator[Event]:
 
 
 def _at_once(parts: Iterable[Part], op: str) -> Iterator[Event]:
-    """Parts that are allocated together, and freed."""
+    """Parts that are allocated together, and then freed together."""
     there = [part for part in parts if part.bytes]
     yield from (Event(op, (op, part.name), op, part.bytes) for part in there)
     yield from (Event(op, (op, part.name), op, -part.bytes) for part in there)

@@ -217,7 +217,7 @@ class _Walk:
                 self.wholes |= dict.fromkeys(op.outputs, self.whole(op.inputs[0]))
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The tensor of which one is a view, or itself."""
+        """The tensor that this one is a view of, or itself if it is no view."""
         return self.wholes.get(tensor, tensor)
 
     def now(self, op: str, wanted: dict[Hashable, tuple[str, Size]]) -> Iterator[Event]:

@@ -154,7 +154,7 @@ class _Tracker:
         return nullcontext()
 
     def is_initialized(self) -> bool:
-        """True: there is nothing to initialize."""
+        """Always true, since there is nothing to initialize."""
         return True
 
     def get_states(self) -> dict[str, Any]:
